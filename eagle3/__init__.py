@@ -1,0 +1,1 @@
+"""Train EAGLE-3 drafters and measure what they are worth."""

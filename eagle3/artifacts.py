@@ -1,0 +1,205 @@
+"""The frozen records that stages hand on: what was made, from what, and where it lies.
+
+A record is written last, so a half-written folder has none; reading one checks it. `made_from` names
+the records it was made from by fingerprint, so a stale input is refused instead of reused.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from eagle3.config import VocabSize
+from eagle3.errors import ArtifactError
+
+Split = Literal["train", "validation", "eval"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "eval")
+
+
+def fingerprint_of(value: Any) -> str:
+    """Hash a JSON-like value: the same content gives the same 64 hex digits."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Hash a file's bytes without holding them in memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file whole or not at all, durably."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+class Artifact(BaseModel):
+    """What a stage made. Subclasses say the stage, the folder and the facts."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: ClassVar[str]
+    manifest: ClassVar[str] = "manifest.json"
+
+    made_from: dict[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of this record and, through `made_from`, of all it was made from."""
+        return fingerprint_of({"stage": self.stage, **self.model_dump(mode="json")})
+
+    def save(self, folder: Path) -> None:
+        """Write the record into the folder; the last act of making an artifact."""
+        write_atomically(folder / self.manifest, self.model_dump_json(indent=2) + "\n")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The numbers that DVC's metrics and MLflow show of this artifact, by their one name."""
+        return {}
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read the record of a folder.
+
+        Raises:
+            ArtifactError: no record (the stage has not finished), or one of another version.
+        """
+        path = folder / cls.manifest
+        try:
+            return cls.model_validate_json(path.read_text())
+        except FileNotFoundError as error:
+            raise ArtifactError(
+                f"{folder} has no {cls.manifest}: the stage has not finished there; run `dvc repro {cls.stage}`"
+            ) from error
+        except ValidationError as error:
+            raise ArtifactError(
+                f"{path} is not a record of this version of eagle3 ({error.error_count()} faults, first: "
+                f"{error.errors()[0]['loc']} {error.errors()[0]['msg']}); run `dvc repro --force {cls.stage}`"
+            ) from error
+
+    def require_made_from(self, source: "Artifact", folder: Path) -> None:
+        """Refuse this artifact if it was made from another `source` than the one at hand.
+
+        Raises:
+            ArtifactError: the fingerprints differ.
+        """
+        recorded = self.made_from.get(source.stage, "nothing")
+        if recorded != source.fingerprint:
+            raise ArtifactError(
+                f"{folder} was made from {source.stage} {recorded[:12]}, but the {source.stage} at hand "
+                f"is {source.fingerprint[:12]}; run `dvc repro {self.stage}`"
+            )
+
+
+class TargetModel(Artifact):
+    """The model to be sped up: its shape, and where its weights lie."""
+
+    stage: ClassVar[str] = "target"
+    home: ClassVar[Path] = Path("data/target")
+
+    source: str
+    revision: str
+    weights_sha256: str
+    weights_folder: str
+    """Where config, tokenizer and weights lie; relative to the manifest's folder unless absolute."""
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    tied: bool
+    aux_layers: tuple[int, int, int]
+    trust_remote_code: bool
+
+    def folder(self, home: Path) -> Path:
+        """The Hugging Face folder, for a manifest that lies in `home`."""
+        return (home / self.weights_folder).resolve()
+
+
+class Corpus(Artifact):
+    """Rows of tokens with loss masks, in three splits; see `eagle3.store.rows`."""
+
+    stage: ClassVar[str] = "corpus"
+    home: ClassVar[Path] = Path("data/corpus")
+
+    tokens: dict[Split, int]
+    supervised_tokens: dict[Split, int]
+    rows: dict[Split, int]
+    sha256: dict[Split, str]
+    counts: dict[str, int]
+    """Conversations read, dropped by reason, truncated and kept; `read` equals the sum of the others' ends."""
+
+
+class HiddenStates(Artifact):
+    """Hidden states of the target over the corpus, row for row; see `eagle3.store.states`."""
+
+    stage: ClassVar[str] = "extract"
+    home: ClassVar[Path] = Path("data/hidden_states")
+
+    aux_layers: tuple[int, int, int]
+    hidden_size: int
+    tokens: dict[Split, int]
+    dtype: dict[Split, str]
+    engine: str
+    sha256: dict[Split, str]
+
+
+class DraftVocab(Artifact):
+    """A draft vocabulary: `vocab.safetensors` with d2t and t2d, `coverage.json` beside it."""
+
+    stage: ClassVar[str] = "vocab"
+
+    size: VocabSize
+    draft_vocab: int
+    target_vocab: int
+    always_kept: int
+    sha256: str
+    coverage: dict[str, float]
+
+    @staticmethod
+    def home(size: VocabSize) -> Path:
+        """Folder of the vocabulary of a size."""
+        return Path(f"data/vocab/{size}")
+
+
+class Drafter(Artifact):
+    """A trained drafter in the plain engine format, with this record beside it."""
+
+    stage: ClassVar[str] = "train"
+    manifest: ClassVar[str] = "eagle3.json"
+
+    size: VocabSize
+    draft_vocab: int
+    best_step: int
+    acceptance_length_validation: float
+    trainable_parameters: int
+    sha256: str
+    params: dict[str, Any]
+
+    @staticmethod
+    def home(size: VocabSize) -> Path:
+        """Folder of the drafter of a size."""
+        return Path(f"models/{size}")
+
+
+class Evaluation(Artifact):
+    """Acceptance and cost of one drafter; `evaluation.json` beside it has every figure by domain."""
+
+    stage: ClassVar[str] = "evaluate"
+
+    size: VocabSize
+    draft_vocab: int
+    metrics: dict[str, float]
+
+    @staticmethod
+    def home(size: VocabSize) -> Path:
+        """Folder of the evaluation of a size."""
+        return Path(f"reports/evaluation/{size}")

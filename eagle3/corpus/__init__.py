@@ -1,0 +1,1 @@
+"""From conversations to rows of tokens with a loss mask."""

@@ -1,0 +1,65 @@
+"""Where long stages work until they are done: `.work/<stage>-<fingerprint>/`, renamed into the result.
+
+DVC deletes a stage's outs before it runs the stage, so unfinished work lives elsewhere. The
+fingerprint covers inputs and params: a killed stage finds its own work again, and work on
+anything else starts clean.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from eagle3.artifacts import fingerprint_of
+from eagle3.errors import DiskFullError
+
+WORK = Path(".work")
+
+
+def workspace(stage: str, made_of: dict[str, Any]) -> Path:
+    """The folder for work on `stage` with exactly these inputs and params; made if missing."""
+    folder = WORK / f"{stage.replace('@', '-')}-{fingerprint_of(made_of)[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def publish(work: Path, out: Path) -> None:
+    """Put finished work in the place of the result, by renames alone."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    old = out.with_name(f".{out.name}.old")
+    if out.exists():
+        out.replace(old)
+    work.replace(out)
+    if old.exists():
+        shutil.rmtree(old)
+
+
+@contextmanager
+def room_for(what: str, folder: Path) -> Iterator[None]:
+    """Turn "no space left" into an error that names the folder and says that work is kept.
+
+    Raises:
+        DiskFullError: the disk under `folder` is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        free = shutil.disk_usage(folder).free
+        raise DiskFullError(
+            f"no room for {what} in {folder} ({free / 2**20:.0f} MiB free); make room, then run "
+            "the same command again: what is finished is kept and goes on from there"
+        ) from error
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames inside a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

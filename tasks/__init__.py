@@ -1,0 +1,1 @@
+"""How stages run: retries, tracking, DVC."""
