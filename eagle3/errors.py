@@ -37,6 +37,10 @@ class CheckpointError(ArtifactError):
     """A drafter or a training state that cannot be read or does not fit."""
 
 
+class TrainingError(Eagle3Error):
+    """Training cannot go on with these params."""
+
+
 class EngineError(Eagle3Error):
     """A serving engine did not start, answer or do what it was asked."""
 

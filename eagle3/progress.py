@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +59,9 @@ class ConsoleReporter:
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         """Write the figures as one line."""
-        log.info("step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items()))
+        log.info(
+            "step %d: %s", step, ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        )
 
     def _move_bar(self, label: str, done: int, total: int, unit: str) -> None:
         if self._bar is None:

@@ -6,6 +6,7 @@ anything else starts clean.
 """
 
 import errno
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -13,21 +14,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from eagle3.artifacts import fingerprint_of
+from eagle3.artifacts import fingerprint_of, write_atomically
 from eagle3.errors import DiskFullError
 
 WORK = Path(".work")
+NOTE = "made-of.json"
+"""In every work folder: the stage and what it works from, for `eagle3 clean` to compare."""
 
 
 def workspace(stage: str, made_of: dict[str, Any]) -> Path:
     """The folder for work on `stage` with exactly these inputs and params; made if missing."""
     folder = WORK / f"{stage.replace('@', '-')}-{fingerprint_of(made_of)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
+    note = {"stage": stage, "made_of": made_of}
+    write_atomically(folder / NOTE, json.dumps(note, default=str, indent=2) + "\n")
     return folder
 
 
 def publish(work: Path, out: Path) -> None:
     """Put finished work in the place of the result, by renames alone."""
+    (work / NOTE).unlink(missing_ok=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     old = out.with_name(f".{out.name}.old")
     if out.exists():

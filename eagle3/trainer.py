@@ -1,0 +1,279 @@
+"""One training run: network, optimizer, data, and what was measured on the way.
+
+The best checkpoint is the one with the longest replayed acceptance length on the validation split,
+not the last: acceptance peaks before the training loss stops falling. Work goes on from the last
+training state; the order of the data is a function of the step, so a resumed run is the same run.
+
+Shapes: N packed tokens, U predicting positions, M rows that count, V target vocabulary, H width.
+"""
+
+import logging
+import math
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eagle3.artifacts import Corpus, DraftVocab, HiddenStates, Split, TargetModel
+from eagle3.batches import training_steps
+from eagle3.checkpoint import load_training_state, save_drafter, save_training_state
+from eagle3.config import DrafterParams, TrainParams
+from eagle3.device import TORCH_DTYPES, pick_device
+from eagle3.drafter import DraftShape
+from eagle3.errors import TrainingError
+from eagle3.initialise import new_drafter
+from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.progress import Reporter
+from eagle3.replay import replay_rows
+from eagle3.store.rows import Rows, load_rows
+from eagle3.store.states import StateStore
+from eagle3.target import read_embedding, read_final_norm, read_head
+from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
+from eagle3.vocab import load_maps
+from eagle3.work import publish
+
+log = logging.getLogger(__name__)
+
+BEST = "best"
+STATE = "training"
+
+
+class Trainer:
+    """One run: network, optimizer, data and what was measured so far."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        vocab: DraftVocab,
+        drafter_params: DrafterParams,
+        params: TrainParams,
+        work: Path,
+        report: Reporter,
+    ) -> None:
+        self.params, self.work, self.report = params, work, report
+        self.aux_layers = target.aux_layers
+        self.device = pick_device(params.device, "train.device")
+        frozen = {"device": self.device, "dtype": TORCH_DTYPES[params.dtype]}
+        norm_H, eps = read_final_norm(target)
+        self.embedding_VH = read_embedding(target).to(**frozen)
+        head_VH = read_head(target)
+        self.head = TargetHead(norm_H.to(**frozen), eps, head_VH.to(**frozen))
+        self.maps = load_maps(vocab)
+        shape = DraftShape.of(
+            drafter_params, target.hidden_size, target.vocab_size, vocab.draft_vocab
+        )
+        self.net = new_drafter(shape, params, self.maps, norm_H, head_VH).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.net.parameters(),
+            lr=params.learning_rate,
+            betas=(params.beta1, params.beta2),
+            weight_decay=params.weight_decay,
+            fused=True,
+        )
+        self.train_rows, self.train_store = open_split("train")
+        self.validation_rows, self.validation_store = open_split("validation")
+        self.step = 0
+        self.curve: list[dict[str, float]] = []
+        self.best: dict[str, Any] = {}
+        # A signal may come at any instruction; weights are whole except inside an update.
+        self._updating = False
+
+    def run(self) -> None:
+        """Train to the last step, from the state of an earlier run if there is one."""
+        self._resume()
+        try:
+            if not self.curve:
+                self._validate()
+            self._train()
+        except BaseException:
+            if not self._updating and self.curve:
+                self._save()
+            raise
+
+    def _train(self) -> None:
+        params = self.params
+        batches = training_steps(
+            self.train_rows,
+            self.train_store.read,
+            batch_tokens=params.batch_tokens,
+            accumulate=params.accumulate,
+            seed=params.seed,
+            skip=self.step,
+            device=self.device,
+        )
+        pace = Pace()
+        while self.step < params.total_steps:
+            with pace.waiting():
+                micro_batches = next(batches)
+            figures = self._update(micro_batches)
+            pace.tokens += sum(len(batch.tokens_N) for batch in micro_batches)
+            last = self.step == params.total_steps
+            self.report.progress("training", self.step, params.total_steps, "steps")
+            if self.step % params.log_every == 0 or last:
+                self.report.metrics({**figures, **pace.figures()}, self.step)
+                pace = Pace()
+            if self.step % params.validate_every == 0 or last:
+                self._validate()
+                self._save()
+                pace = Pace()
+
+    def _update(self, micro_batches: list[Batch]) -> dict[str, float]:
+        """Take one optimizer step."""
+        loss, accuracy = self.backward(micro_batches)
+        if not math.isfinite(loss):
+            raise TrainingError(
+                f"the loss is {loss} at step {self.step}; lower "
+                f"train.learning_rate ({self.params.learning_rate:g}) or "
+                f"train.max_grad_norm ({self.params.max_grad_norm:g})"
+            )
+        norm = nn.utils.clip_grad_norm_(self.net.parameters(), self.params.max_grad_norm)
+        rate = learning_rate(self.params, self.step)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        figures = {"loss": loss, "learning_rate": rate, "grad_norm": norm.item()}
+        figures |= {f"accuracy_step{index}": value for index, value in enumerate(accuracy)}
+        self._updating = True
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.curve.append({"step": self.step, **figures})
+        self._updating = False
+        return figures
+
+    def backward(self, micro_batches: list[Batch]) -> tuple[float, list[float]]:
+        """Add the gradient of the loss over all micro-batches, as if they were one.
+
+        Returns the loss in nats per supervised prediction, the steps weighted and summed, and for
+        each step the share of counted rows whose argmax is the target's.
+        """
+        supervised = sum(
+            int(supervised_predictors(batch.loss_mask_N, batch.documents).sum())
+            for batch in micro_batches
+        )
+        loss = torch.zeros((), device=self.device)
+        hits = torch.zeros(self.params.ttt_steps, dtype=torch.int64, device=self.device)
+        counted = torch.zeros_like(hits)
+        for batch in micro_batches:
+            nats, batch_hits, batch_counted = self.batch_loss(batch)
+            # A batch may hold no supervised prediction at all: divide by at least one.
+            part = nats / max(supervised, 1)
+            part.backward()
+            loss += part.detach()
+            hits += batch_hits
+            counted += batch_counted
+        return loss.item(), (hits / counted.clamp(min=1)).tolist()
+
+    def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        """Sum over steps and rows of weighted cross-entropy; hits and counted rows per step."""
+        unrolling = plan_unrolling(batch.loss_mask_N, batch.documents, self.params.ttt_steps)
+        mixed = self.params.dtype == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
+            with torch.no_grad():
+                last_UH = batch.last_NH[unrolling.predictors_U]
+                prediction = predict_target(self.head, self.maps, last_UH)
+                embedding_NH = self.embedding_VH[batch.tokens_N]
+            batch = batch.with_states_as(TORCH_DTYPES[self.params.dtype])
+            total = torch.zeros((), device=self.device)
+            hits, counted = [], []
+            for index, (step, state_RH) in enumerate(
+                unroll(self.net, batch, embedding_NH, unrolling)
+            ):
+                hidden_MH = self.net.norm(state_RH[step.counted_M])
+                nats, agreed = head_loss(
+                    hidden_MH, self.net.lm_head.weight, prediction, step.predictor_M
+                )
+                total = total + self.params.step_decay**index * nats
+                hits.append(agreed)
+                counted.append(len(step.counted_M))
+        return total, torch.stack(hits), torch.tensor(counted, device=self.device)
+
+    def _validate(self) -> None:
+        """Replay the validation split; keep this checkpoint if it is the best so far."""
+        k = self.params.validate_draft_tokens
+        rows = self.validation_rows
+        which = range(len(rows))
+        self.net.eval()
+        read = self.validation_store.read
+        embedding_VH = self.embedding_VH.float()
+        per_row = replay_rows(self.net, embedding_VH, self.maps, rows, read, (k,), which)
+        self.net.train()
+        drafts = sum(tallies[k].drafts for tallies in per_row.values())
+        accepted = sum(tallies[k].accepted for tallies in per_row.values())
+        length = 1 + accepted / max(drafts, 1)
+        self.report.metrics({"acceptance_length_validation": length}, self.step)
+        if self.curve and self.curve[-1]["step"] == self.step:
+            self.curve[-1]["acceptance_length_validation"] = length
+        else:
+            self.curve.append({"step": self.step, "acceptance_length_validation": length})
+        if not self.best or length > self.best["acceptance_length"]:
+            partial = self.work / f"{BEST}.partial"
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            save_drafter(self.net, self.maps, self.aux_layers, partial)
+            publish(partial, self.work / BEST)
+            self.best = {"step": self.step, "acceptance_length": length}
+
+    def _save(self) -> None:
+        tensors = {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
+        for name, parameter in self.net.named_parameters():
+            for moment, value in self.optimizer.state.get(parameter, {}).items():
+                tensors[f"optimizer.{moment}.{name}"] = value
+        facts = {"step": self.step, "curve": self.curve, "best": self.best}
+        save_training_state(self.work / STATE, tensors, facts)
+
+    def _resume(self) -> None:
+        found = load_training_state(self.work / STATE)
+        if found is None:
+            return
+        tensors, facts = found
+        self.step, self.curve, self.best = facts["step"], facts["curve"], facts["best"]
+        parameters = dict(self.net.named_parameters())
+        for key, tensor in tensors.items():
+            if key.startswith("net."):
+                parameters[key.removeprefix("net.")].data.copy_(tensor)
+            else:
+                _, moment, name = key.split(".", 2)
+                # AdamW's fused kernel wants its step counts in float32 on the parameter's device.
+                self.optimizer.state[parameters[name]][moment] = tensor.to(self.device)
+        log.info("going on from step %d of %d", self.step, self.params.total_steps)
+
+
+class Pace:
+    """Tokens per second and the share of time spent waiting for data, since it was made."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._started = time.monotonic()
+        self._waited = 0.0
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time inside counts as waiting for data."""
+        asked = time.monotonic()
+        yield
+        self._waited += time.monotonic() - asked
+
+    def figures(self) -> dict[str, float]:
+        """As metrics."""
+        seconds = time.monotonic() - self._started
+        return {"tokens_per_second": self.tokens / seconds, "data_wait": self._waited / seconds}
+
+
+def learning_rate(params: TrainParams, step: int) -> float:
+    """Linear warm-up, then a cosine down to `min_learning_rate_ratio` of the peak."""
+    if step < params.warmup_steps:
+        return params.learning_rate * (step + 1) / params.warmup_steps
+    done = (step - params.warmup_steps) / (params.total_steps - params.warmup_steps)
+    floor = params.min_learning_rate_ratio
+    return params.learning_rate * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)
+
+
+def open_split(split: Split) -> tuple[Rows, StateStore]:
+    """A split's rows, and the states that belong to them."""
+    rows = load_rows(Corpus.home / f"{split}.zarr")
+    return rows, StateStore.open(HiddenStates.home / f"{split}.zarr")
