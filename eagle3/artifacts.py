@@ -164,6 +164,23 @@ class HiddenStates(Artifact):
     dtype: dict[Split, str]
     engine: str
     sha256: dict[Split, str]
+    bytes: dict[Split, int]
+    raw_bytes: dict[Split, int]
+    """What the same states take as they are."""
+
+    @property
+    def ratio(self) -> float:
+        """Bytes at rest over raw bytes."""
+        return sum(self.bytes.values()) / max(1, sum(self.raw_bytes.values()))
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Sizes of the stores."""
+        values: dict[str, float] = {"store_ratio": self.ratio}
+        for split in SPLITS:
+            values[f"store_tokens_{split}"] = self.tokens[split]
+            values[f"store_bytes_{split}"] = self.bytes[split]
+        return values
 
 
 class DraftVocab(Artifact):
