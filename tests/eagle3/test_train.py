@@ -83,7 +83,7 @@ def test_the_loss_falls_and_every_point_of_the_curve_is_written(
 
 def test_the_kept_checkpoint_is_the_best_validated_one(inputs: Inputs, tiny_params: Params) -> None:
     # A learning rate that ruins the drafter after it was good for a while.
-    params = with_train(tiny_params, total_steps=12, learning_rate=0.5, warmup_steps=11)
+    params = with_train(tiny_params, total_steps=60, learning_rate=0.3, warmup_steps=59)
     record = train(inputs, params)
     validated = {
         int(point["step"]): float(point["acceptance_length_validation"])
@@ -93,7 +93,7 @@ def test_the_kept_checkpoint_is_the_best_validated_one(inputs: Inputs, tiny_para
 
     assert record.acceptance_length_validation == max(validated.values())
     assert validated[record.best_step] == record.acceptance_length_validation
-    assert validated[12] < record.acceptance_length_validation
+    assert validated[60] < record.acceptance_length_validation
 
 
 def test_training_stopped_by_an_exception_goes_on_to_the_same_end(
