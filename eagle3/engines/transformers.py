@@ -1,0 +1,177 @@
+"""The target run in this process by transformers: answers by its own sampling, states by hooks.
+
+Shapes: B prompts, L longest prompt, T tokens of one row, H target width.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from eagle3.artifacts import TargetModel
+from eagle3.config import TargetParams
+from eagle3.engines.base import RowStates, Sampling
+from eagle3.errors import TargetError
+from eagle3.target import end_token_ids, load_model
+from eagle3.target.quiet import quiet_transformers
+
+
+class TransformersEngine:
+    """A `TargetEngine` on the CPU or one GPU; the model is loaded once, when it is made."""
+
+    def __init__(
+        self, target: TargetModel, params: TargetParams, home: Path = TargetModel.home
+    ) -> None:
+        self._aux_layers = target.aux_layers
+        self._end_ids = sorted(end_token_ids(target, home))
+        self._model = load_model(target, params, home)
+        # Work of a killed run is continued by an engine of the same name, so by equal arithmetic.
+        self.name = (
+            f"transformers {transformers.__version__}, {params.dtype} on {self._model.device.type}"
+        )
+        # A model's own generation config may hold a repetition penalty or top-k: text from those
+        # is not what the target says by its logits, which is what a drafter is accepted by.
+        self._model.generation_config = transformers.GenerationConfig()
+        self._last_layer = target.num_layers
+        self._decoder = find_decoder(self._model)
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        """Continue each prompt; see `TargetEngine`. The prompts are one batch: B x L must fit."""
+        if not prompts:
+            return []
+        ids_BL, mask_BL = _left_padded(prompts, self._end_ids[0], self._model.device)
+        with quiet_transformers(), torch.no_grad(), _seeded(prompts, sampling, self._model.device):
+            text_BT: Tensor = self._model.generate(
+                ids_BL,
+                attention_mask=mask_BL,
+                generation_config=self._generation_config(sampling),
+            )
+        answers_BT = text_BT[:, ids_BL.shape[1] :].tolist()
+        return [_up_to_end(answer, self._end_ids) for answer in answers_BT]
+
+    def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
+        """Hidden states of each row; see `TargetEngine`.
+
+        Row by row, without padding: the states of a row then depend on nothing but the row, to
+        the last bit, whatever is extracted beside it or after a restart.
+        """
+        with torch.no_grad():
+            return [self._states_of(row) for row in rows]
+
+    def _states_of(self, row: Sequence[int]) -> RowStates:
+        ids_1T = torch.tensor([row], device=self._model.device)
+        # The decoder alone: the head would be a fifth of the work, and its logits are not wanted.
+        with capture_states(self._decoder, (*self._aux_layers, self._last_layer)) as states:
+            self._decoder(input_ids=ids_1T, use_cache=False)
+        aux_T3H = torch.stack([states[layer][0] for layer in self._aux_layers], dim=1)
+        return RowStates(aux_T3H.cpu(), states[self._last_layer][0].cpu())
+
+    def _generation_config(self, sampling: Sampling) -> transformers.GenerationConfig:
+        common: dict[str, Any] = {
+            "max_new_tokens": sampling.max_new_tokens,
+            "eos_token_id": self._end_ids,
+            "pad_token_id": self._end_ids[0],
+            # The growing cache copies all keys and values at every token: 0.36 s a step instead of
+            # 0.16 s for SmolLM2 at 64 rows on two cores. Compiling costs more than it brings here.
+            "cache_implementation": "static",
+            "disable_compile": True,
+        }
+        if sampling.temperature == 0:
+            return transformers.GenerationConfig(do_sample=False, **common)
+        return transformers.GenerationConfig(
+            do_sample=True,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=0,  # transformers' own default cuts at 50
+            **common,
+        )
+
+
+@contextmanager
+def capture_states(model: nn.Module, layers: Collection[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect the residual stream after each of `layers`, [B, T, H], whenever the model runs.
+
+    The state after k layers is what layer k reads, and after the last one what the final norm
+    reads. transformers' own `hidden_states[n]` is after that norm, and so of no use.
+    """
+    decoder = find_decoder(model)
+    readers = [*_children(decoder, "layers"), decoder.get_submodule("norm")]
+    states: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Any:
+        def hook(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            states[layer] = args[0] if args else kwargs["hidden_states"]
+
+        return hook
+
+    hooks = [
+        readers[layer].register_forward_pre_hook(keep(layer), with_kwargs=True)
+        for layer in set(layers)
+    ]
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def find_decoder(model: nn.Module) -> nn.Module:
+    """The language model's layers and final norm, without head, wherever a wrapper has them.
+
+    Raises:
+        TargetError: no module of the model looks like it.
+    """
+    config: Any = model.config
+    text = config.get_text_config()
+    for module in model.modules():
+        norm = getattr(module, "norm", None)
+        widths = [tuple(p.shape) for p in norm.parameters()] if isinstance(norm, nn.Module) else []
+        # A vision tower can have layers and a norm, too: of its own width.
+        if widths == [(text.hidden_size,)] and _children(module, "layers"):
+            return module
+    raise TargetError(
+        f"{type(model).__name__} has no module with decoder `layers` and a final `norm` of width "
+        f"{text.hidden_size}; set target.source to another model"
+    )
+
+
+def _children(module: nn.Module, name: str) -> list[nn.Module]:
+    found = getattr(module, name, None)
+    return list(found) if isinstance(found, nn.ModuleList) else []
+
+
+@contextmanager
+def _seeded(
+    prompts: Sequence[Sequence[int]], sampling: Sampling, device: torch.device
+) -> Iterator[None]:
+    """Seed torch from the seed and the prompts, so that a call can be repeated alone."""
+    said = json.dumps([sampling.seed, [list(map(int, prompt)) for prompt in prompts]])
+    seed = int.from_bytes(hashlib.sha256(said.encode()).digest()[:8], "little") >> 1
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def _left_padded(
+    prompts: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    longest = max(map(len, prompts))
+    ids_BL = torch.full((len(prompts), longest), pad)
+    mask_BL = torch.zeros_like(ids_BL)
+    for row, prompt in enumerate(prompts):
+        assert len(prompt) > 0, "an empty prompt"
+        ids_BL[row, longest - len(prompt) :] = torch.tensor(prompt)
+        mask_BL[row, longest - len(prompt) :] = 1
+    return ids_BL.to(device), mask_BL.to(device)
+
+
+def _up_to_end(answer: list[int], end_ids: Sequence[int]) -> list[int]:
+    """Cut the padding after the first end token, and keep that token."""
+    ends = (place for place, token in enumerate(answer) if token in end_ids)
+    return answer[: next(ends, len(answer)) + 1]

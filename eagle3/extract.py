@@ -1,0 +1,223 @@
+"""The extract stage: the target reads the corpus once, and its hidden states are kept.
+
+Shapes: n tokens of one shard, T tokens of one row, H target width.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3.artifacts import SPLITS, Corpus, HiddenStates, Split, TargetModel
+from eagle3.config import ExtractParams
+from eagle3.engines.base import RowStates, TargetEngine
+from eagle3.errors import StoreError
+from eagle3.progress import Reporter
+from eagle3.store.layout import Header
+from eagle3.store.rows import Rows, load_rows, rows_sha256
+from eagle3.store.states import StateStore
+from eagle3.store.writer import StateWriter
+from eagle3.work import publish, room_for, workspace
+
+log = logging.getLogger(__name__)
+
+LAST = "before final norm"
+
+# Tokens that one call of the engine gets: enough for a server to batch, and seconds on two cores.
+TOKENS_A_CALL = 4096
+
+
+def extract_hidden_states(
+    target: TargetModel,
+    corpus: Corpus,
+    params: ExtractParams,
+    engine: TargetEngine,
+    out: Path,
+    report: Reporter,
+) -> HiddenStates:
+    """Run the target over every row and keep three aux states and the last one of each token.
+
+    A killed run keeps its finished shards; the next one makes the others, and the bytes are those
+    of a run that was never killed.
+
+    Raises:
+        StoreError: a state is not a number, or kept work is damaged.
+        ArtifactError: the corpus is damaged or of another target.
+        DiskFullError: no room; finished shards are kept.
+    """
+    corpus.require_made_from(target, Corpus.home)
+    splits = {split: load_rows(Corpus.home / f"{split}.zarr") for split in SPLITS}
+    made_from = {target.stage: target.fingerprint, corpus.stage: corpus.fingerprint}
+    work = workspace(
+        "extract", {**made_from, "params": params.model_dump(mode="json"), "engine": engine.name}
+    )
+    result = work / "result"
+    result.mkdir(exist_ok=True)
+    progress = _Progress(report, sum(rows.num_tokens for rows in splits.values()))
+    stores = {}
+    with room_for("hidden states", work):
+        for split, rows in splits.items():
+            header = _header(target, rows, params, split, engine)
+            writer = StateWriter(result / f"{split}.zarr", header, rows)
+            fill(writer, rows, engine, split, progress)
+            stores[split] = StateStore.open(writer.path)
+        states = _record(target, made_from, engine, stores)
+        states.save(result)
+        publish(result, out)
+    shutil.rmtree(work)
+    log.info(
+        "hidden states of %d tokens: %.1f MiB, %.2f of their raw size",
+        *(sum(states.tokens.values()), sum(states.bytes.values()) / 2**20, states.ratio),
+    )
+    return states
+
+
+def fill(
+    writer: StateWriter, rows: Rows, engine: TargetEngine, split: Split, progress: "_Progress"
+) -> None:
+    """Make the shards of a store that are not done, each row by one forward pass.
+
+    A row that lies across two shards fills the end of one and the start of the next; if only one
+    of them is missing, the row is run again for that one.
+
+    Raises:
+        StoreError: a state is not a finite number.
+    """
+    header, open_shards = writer.header, {}
+    missing = set(range(header.num_shards)) - writer.done
+    progress.add(sum(_length(header, shard) for shard in writer.done))
+    for call in calls(rows, header.shard_tokens):
+        if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
+            continue
+        tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
+        for row, states in zip(call, engine.states(tokens), strict=True):
+            for shard in _shards(rows, row, header):
+                if shard not in missing:
+                    continue
+                if shard not in open_shards:
+                    open_shards[shard] = writer.buffers(shard)
+                _put(open_shards[shard], header.span(shard), rows.span(row), states)
+                _require_finite(open_shards[shard], header.span(shard), rows, row, split)
+                if rows.span(row).stop >= header.span(shard).stop:
+                    writer.write(shard, *open_shards.pop(shard))
+                    progress.add(_length(header, shard))
+    assert not open_shards
+
+
+def calls(rows: Rows, shard_tokens: int) -> Iterator[list[int]]:
+    """Group the rows into calls of the engine: a function of the corpus and the params alone.
+
+    So a resumed run makes the same calls as one that was never killed, and an engine that batches
+    gives the same bits. A row across shards is a call alone: it is the one that may be needed
+    for a shard whose neighbours are done.
+    """
+    call: list[int] = []
+    tokens = 0
+    for row in range(len(rows)):
+        span = rows.span(row)
+        across = span.start // shard_tokens != (span.stop - 1) // shard_tokens
+        starts_shard = span.start % shard_tokens == 0
+        if call and (across or starts_shard or tokens + span.stop - span.start > TOKENS_A_CALL):
+            yield call
+            call, tokens = [], 0
+        if across:
+            yield [row]
+            continue
+        call.append(row)
+        tokens += span.stop - span.start
+    if call:
+        yield call
+
+
+def _put(
+    shard: tuple[Tensor, Tensor], shard_span: slice, row_span: slice, states: RowStates
+) -> None:
+    """Copy what of a row lies in a shard, in the store's dtype."""
+    start, stop = max(shard_span.start, row_span.start), min(shard_span.stop, row_span.stop)
+    there = slice(start - shard_span.start, stop - shard_span.start)
+    here = slice(start - row_span.start, stop - row_span.start)
+    for buffer, values in zip(shard, (states.aux_T3H, states.last_TH), strict=True):
+        assert values.shape == (row_span.stop - row_span.start, *buffer.shape[1:]), values.shape
+        buffer[there] = values[here].to(buffer.dtype)
+
+
+def _require_finite(
+    shard: tuple[Tensor, Tensor], shard_span: slice, rows: Rows, row: int, split: Split
+) -> None:
+    """Look at the values that will be written: a float32 can be too large for bfloat16."""
+    span = rows.span(row)
+    start, stop = max(shard_span.start, span.start), min(shard_span.stop, span.stop)
+    here = slice(start - shard_span.start, stop - shard_span.start)
+    for name, buffer in zip(("aux", "last"), shard, strict=True):
+        # One reduction says it for all; where is asked only when something is wrong.
+        if bool(torch.isfinite(buffer[here]).all()):
+            continue
+        bad = (~torch.isfinite(buffer[here])).flatten(1).any(dim=1).nonzero()[0].item()
+        place = start + int(bad) - span.start
+        raise StoreError(
+            f"the {name} states of {split} row {rows.row_ids[row]} are not finite from its token "
+            f"{place} on (id {rows.tokens_N[span.start + place]}); set target.dtype and "
+            "extract.state_dtype to float32, or leave the row's conversation out of corpus.sources"
+        )
+
+
+class _Progress:
+    """Tokens done, of all splits together."""
+
+    def __init__(self, report: Reporter, total: int) -> None:
+        self._report, self._total, self._done = report, total, 0
+
+    def add(self, tokens: int) -> None:
+        self._done += tokens
+        self._report.progress("hidden states", self._done, self._total, "tokens")
+
+
+def _shards(rows: Rows, row: int, header: Header) -> range:
+    span = rows.span(row)
+    return range(span.start // header.shard_tokens, (span.stop - 1) // header.shard_tokens + 1)
+
+
+def _length(header: Header, shard: int) -> int:
+    span = header.span(shard)
+    return span.stop - span.start
+
+
+def _header(
+    target: TargetModel, rows: Rows, params: ExtractParams, split: Split, engine: TargetEngine
+) -> Header:
+    return Header(
+        target=target.source,
+        target_fingerprint=target.fingerprint,
+        rows_sha256=rows_sha256(rows),
+        tokens=rows.num_tokens,
+        rows=len(rows),
+        hidden_size=target.hidden_size,
+        aux_layers=target.aux_layers,
+        last=LAST,
+        dtype=params.eval_state_dtype if split == "eval" else params.state_dtype,
+        engine=engine.name,
+        chunk_tokens=params.chunk_tokens,
+        shard_tokens=params.shard_tokens,
+    )
+
+
+def _record(
+    target: TargetModel,
+    made_from: dict[str, str],
+    engine: TargetEngine,
+    stores: dict[Split, StateStore],
+) -> HiddenStates:
+    return HiddenStates(
+        made_from=made_from,
+        aux_layers=target.aux_layers,
+        hidden_size=target.hidden_size,
+        tokens={split: store.header.tokens for split, store in stores.items()},
+        dtype={split: store.header.dtype for split, store in stores.items()},
+        engine=engine.name,
+        sha256={split: store.sha256 for split, store in stores.items()},
+        bytes={split: store.info.bytes for split, store in stores.items()},
+        raw_bytes={split: store.info.raw_bytes for split, store in stores.items()},
+    )

@@ -1,0 +1,120 @@
+"""Writing a store of hidden states so that a kill at any instant loses no finished shard.
+
+One process writes a store. A shard is written whole, in one go: its data, made durable; then its
+marker. What has no marker is not there, and is removed by whoever goes on.
+
+Shapes: n tokens of one shard, H target width.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3.artifacts import write_atomically
+from eagle3.errors import StoreError
+from eagle3.store.layout import (
+    ROWS,
+    SHARDS,
+    Header,
+    Marker,
+    Seal,
+    create_arrays,
+    is_done,
+    marker_path,
+    open_arrays,
+    read_header,
+    shard_files,
+    token_ids_sha256,
+)
+from eagle3.store.rows import Rows, save_rows
+from eagle3.store.states import as_bits
+from eagle3.work import fsync_folder
+
+
+class StateWriter:
+    """A store that grows shard by shard, in any order."""
+
+    def __init__(self, path: Path, header: Header, rows: Rows) -> None:
+        """Start a store at `path`, or go on with the one that is there.
+
+        Raises:
+            StoreError: what is there was made from something else.
+        """
+        self.path, self.header, self._rows = path, header, rows
+        if path.exists():
+            self._require_same(read_header(path))
+        else:
+            self._create()
+        self._remove_leftovers()
+        self._arrays = open_arrays(path, "r+")
+
+    @property
+    def done(self) -> set[int]:
+        """Shards that are finished."""
+        return {shard for shard in range(self.header.num_shards) if is_done(self.path, shard)}
+
+    def write(self, shard: int, aux_n3H: Tensor, last_nH: Tensor) -> None:
+        """Write all tokens of a shard, in the dtype of the header, and mark it as finished."""
+        span, paths = self.header.span(shard), shard_files(shard)
+        for name, states in (("aux", aux_n3H), ("last", last_nH)):
+            assert len(states) == span.stop - span.start, "a shard is written whole"
+            self._arrays[name][span] = as_bits(states)
+            _make_durable(self.path / paths[name])
+        marker = Marker(
+            start=span.start,
+            stop=span.stop,
+            token_ids_sha256=token_ids_sha256(self._rows.tokens_N[span]),
+            files={path: Seal.of(self.path / path) for path in paths.values()},
+        )
+        write_atomically(marker_path(self.path, shard), marker.model_dump_json(indent=2) + "\n")
+        fsync_folder(self.path / SHARDS)
+
+    def buffers(self, shard: int) -> tuple[Tensor, Tensor]:
+        """Room for the states of a shard: aux [n, 3, H] and last [n, H], to be filled."""
+        span, width = self.header.span(shard), self.header.hidden_size
+        count, dtype = span.stop - span.start, getattr(torch, self.header.dtype)
+        return torch.empty(count, 3, width, dtype=dtype), torch.empty(count, width, dtype=dtype)
+
+    def _create(self) -> None:
+        """Make the empty store beside its place, so that in its place it is whole."""
+        new = self.path.with_name(f".{self.path.name}.new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        create_arrays(new, self.header)
+        save_rows(self._rows, new / ROWS)
+        (new / SHARDS).mkdir()
+        for path in sorted(new.rglob("*")):
+            fsync_folder(path) if path.is_dir() else _make_durable(path)
+        new.replace(self.path)
+        fsync_folder(self.path.parent)
+
+    def _require_same(self, found: Header) -> None:
+        if found.fingerprint == self.header.fingerprint:
+            return
+        wanted = self.header.model_dump()
+        differs = [
+            f"{key} is {value}, wanted {wanted[key]}"
+            for key, value in found.model_dump().items()
+            if value != wanted[key]
+        ]
+        raise StoreError(
+            f"{self.path} holds other hidden states than these ({'; '.join(differs)}); "
+            "remove it, then run `dvc repro extract`"
+        )
+
+    def _remove_leftovers(self) -> None:
+        for partial in self.path.rglob("*.partial"):
+            partial.unlink()
+        for shard in set(range(self.header.num_shards)) - self.done:
+            marker_path(self.path, shard).unlink(missing_ok=True)
+            for path in shard_files(shard).values():
+                (self.path / path).unlink(missing_ok=True)
+
+
+def _make_durable(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    fsync_folder(path.parent)
