@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 LAST = "before final norm"
 
-# Tokens that one call of the engine gets: enough for a server to batch, and seconds on two cores.
+# Tokens that one call of the engine gets: some rows for a server to batch, and about ten seconds
+# of SmolLM2 on two cores, between two steps of the progress.
 TOKENS_A_CALL = 4096
 
 
