@@ -1,104 +1,32 @@
-"""The frozen records that stages hand on: what was made, from what, and where it lies.
+"""The records that stages hand on: what each stage makes, and where it lies."""
 
-A record is written last, so a half-written folder has none; reading one checks it. `made_from` names
-the records it was made from by fingerprint, so a stale input is refused instead of reused.
-"""
-
-import hashlib
-import json
-import os
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any, ClassVar, Literal
 
 from eagle3.comparison import SharedCosts, SizeFigures, Verdict
 from eagle3.config import VocabSize
-from eagle3.errors import ArtifactError
+from eagle3.records import Artifact, file_sha256, fingerprint_of, write_atomically
+
+# One place to import from: whoever needs a record needs this module alone.
+__all__ = [
+    "SPLITS",
+    "Artifact",
+    "Corpus",
+    "Decision",
+    "DraftVocab",
+    "Drafter",
+    "Evaluation",
+    "HiddenStates",
+    "Serving",
+    "Split",
+    "TargetModel",
+    "file_sha256",
+    "fingerprint_of",
+    "write_atomically",
+]
 
 Split = Literal["train", "validation", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "eval")
-
-
-def fingerprint_of(value: Any) -> str:
-    """Hash a JSON-like value: the same content gives the same 64 hex digits."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """Hash a file's bytes without holding them in memory."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a text file whole or not at all, durably."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
-
-
-class Artifact(BaseModel):
-    """What a stage made. Subclasses say the stage, the folder and the facts."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    stage: ClassVar[str]
-    manifest: ClassVar[str] = "manifest.json"
-
-    made_from: dict[str, str]
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of this record and, through `made_from`, of all it was made from."""
-        return fingerprint_of({"stage": self.stage, **self.model_dump(mode="json")})
-
-    def save(self, folder: Path) -> None:
-        """Write the record into the folder; the last act of making an artifact."""
-        write_atomically(folder / self.manifest, self.model_dump_json(indent=2) + "\n")
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The numbers that DVC's metrics and MLflow show of this artifact, by their one name."""
-        return {}
-
-    @classmethod
-    def load(cls, folder: Path) -> Self:
-        """Read the record of a folder.
-
-        Raises:
-            ArtifactError: no record (the stage has not finished), or one of another version.
-        """
-        path = folder / cls.manifest
-        try:
-            return cls.model_validate_json(path.read_text())
-        except FileNotFoundError as error:
-            raise ArtifactError(
-                f"{folder} has no {cls.manifest}: the stage has not finished there; run `dvc repro {cls.stage}`"
-            ) from error
-        except ValidationError as error:
-            raise ArtifactError(
-                f"{path} is not a record of this version of eagle3 ({error.error_count()} faults, first: "
-                f"{error.errors()[0]['loc']} {error.errors()[0]['msg']}); run `dvc repro --force {cls.stage}`"
-            ) from error
-
-    def require_made_from(self, source: "Artifact", folder: Path) -> None:
-        """Refuse this artifact if it was made from another `source` than the one at hand.
-
-        Raises:
-            ArtifactError: the fingerprints differ.
-        """
-        recorded = self.made_from.get(source.stage, "nothing")
-        if recorded != source.fingerprint:
-            raise ArtifactError(
-                f"{folder} was made from {source.stage} {recorded[:12]}, but the {source.stage} at hand "
-                f"is {source.fingerprint[:12]}; run `dvc repro {self.stage}`"
-            )
 
 
 class TargetModel(Artifact):
@@ -113,7 +41,7 @@ class TargetModel(Artifact):
     files_sha256: str
     """Of everything but the weights: config, tokenizer, chat template, code."""
     weights_folder: str
-    """Where config, tokenizer and weights lie; relative to the manifest's folder unless absolute."""
+    """Where config, tokenizer and weights lie; relative to the manifest's folder or absolute."""
     architecture: str
     num_layers: int
     hidden_size: int
@@ -246,7 +174,7 @@ class Drafter(Artifact):
 
 
 class Evaluation(Artifact):
-    """Acceptance and cost of one drafter; `evaluation.json` beside it has every figure by domain."""
+    """Acceptance and cost of one drafter; `evaluation.json` beside it has all, by domain."""
 
     stage: ClassVar[str] = "evaluate"
     overall: ClassVar[str] = "overall"
@@ -265,6 +193,32 @@ class Evaluation(Artifact):
     def home(size: VocabSize) -> Path:
         """Folder of the evaluation of a size."""
         return Path(f"reports/evaluation/{size}")
+
+
+class Serving(Artifact):
+    """One drafter inside a serving engine; `serving.json` beside it has every run."""
+
+    stage: ClassVar[str] = "serve"
+    nowhere: ClassVar[str] = "none"
+    """Stands where an engine's name does for a drafter that was not served."""
+
+    size: VocabSize
+    draft_vocab: int
+    engine: str
+    dtype: str
+    draft_sampling: Literal["probabilistic", "greedy", "none"]
+    """How the engine drafted for sampled answers: probabilistic (rejection sampling) or greedy."""
+    metrics: dict[str, float]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The metrics."""
+        return self.metrics
+
+    @staticmethod
+    def home(size: VocabSize) -> Path:
+        """Folder of the serving of a size."""
+        return Path(f"reports/serving/{size}")
 
 
 class Decision(Artifact):

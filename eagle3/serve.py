@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from eagle3.acceptance import Tally, supervised_spans
-from eagle3.artifacts import Corpus, Drafter, HiddenStates, TargetModel, write_atomically
+from eagle3.artifacts import Corpus, Drafter, HiddenStates, Serving, TargetModel, write_atomically
+from eagle3.config import ServeParams
 from eagle3.engines.base import Sampling
 from eagle3.engines.client import HttpClient
 from eagle3.engines.served import Asked, ServingEngine
@@ -21,9 +22,7 @@ from eagle3.engines.vllm_server import ServerOptions, VllmClient, server_argumen
 from eagle3.pair import load_checked_drafter
 from eagle3.progress import Reporter
 from eagle3.replay import replay_rows
-from eagle3.serve_params import ServeParams
 from eagle3.served_figures import PLAIN, Difference, ServedRun, Turn, details, metrics
-from eagle3.serving import Serving
 from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
 from eagle3.target import end_token_ids, read_embedding

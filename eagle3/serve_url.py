@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle3.artifacts import Corpus, TargetModel, write_atomically
+from eagle3.config import ServeParams
 from eagle3.engines.client import HttpClient
 from eagle3.engines.sglang import SglangClient
 from eagle3.engines.vllm_server import VllmClient
 from eagle3.errors import EngineError
 from eagle3.progress import Reporter
 from eagle3.serve import DETAILS_FILE, eval_turns, find_differences, measure
-from eagle3.serve_params import ServeParams
 from eagle3.served_figures import PLAIN, details, metrics
 from eagle3.store.rows import load_rows
 from eagle3.target import end_token_ids

@@ -58,11 +58,11 @@ class Trainer:
         self.params, self.work, self.report = params, work, report
         self.aux_layers = target.aux_layers
         self.device = pick_device(params.device, "train.device")
-        frozen = {"device": self.device, "dtype": TORCH_DTYPES[params.dtype]}
+        dtype = TORCH_DTYPES[params.dtype]
         norm_H, eps = read_final_norm(target)
-        self.embedding_VH = read_embedding(target).to(**frozen)
+        self.embedding_VH = read_embedding(target).to(self.device, dtype)
         head_VH = read_head(target)
-        self.head = TargetHead(norm_H.to(**frozen), eps, head_VH.to(**frozen))
+        self.head = TargetHead(norm_H.to(self.device, dtype), eps, head_VH.to(self.device, dtype))
         self.maps = load_maps(vocab)
         shape = DraftShape.of(
             drafter_params, target.hidden_size, target.vocab_size, vocab.draft_vocab

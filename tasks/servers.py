@@ -18,7 +18,7 @@ from tasks.signals import die_with_parent
 from tasks.tracking import root, tracking_uri
 
 HOST = "127.0.0.1"
-SECONDS_TO_START = 180.0
+SECONDS_TO_START = 600.0  # a server that ends instead is noticed at once
 SECONDS_TO_STOP = 15.0
 
 

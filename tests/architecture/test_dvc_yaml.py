@@ -12,7 +12,13 @@ STAGES = ("target", "corpus", "extract", "vocab", "train", "evaluate", "compare"
 SIZE = "${item.size}"
 
 # Every stage needs these; they hold names and errors, not work, and a new field must not rerun all.
-NOT_WORK = {f"eagle3/{name}.py" for name in ("config", "errors", "artifacts", "progress", "work")}
+NOT_WORK = {
+    f"eagle3/{name}.py"
+    for name in (
+        *("config", "sections", "model_sections", "errors", "records", "artifacts"),
+        *("comparison", "progress", "work"),
+    )
+}
 
 CURVES_BESIDE = {
     "vocab": ["reports/coverage/${item.size}.csv"],

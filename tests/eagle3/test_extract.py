@@ -19,7 +19,11 @@ from eagle3.store.states import StateStore
 from eagle3.target import bring_target
 
 PARAMS = ExtractParams(
-    state_dtype="bfloat16", eval_state_dtype="float32", chunk_tokens=4, shard_tokens=16
+    backend="transformers",
+    state_dtype="bfloat16",
+    eval_state_dtype="float32",
+    chunk_tokens=4,
+    shard_tokens=16,
 )
 LENGTHS: dict[Split, list[int]] = {"train": [5, 9, 6, 20, 3], "validation": [16], "eval": [7, 4]}
 

@@ -1,9 +1,10 @@
 import pytest
 from pydantic import ValidationError
 
-from eagle3.serve_params import ServeParams
+from eagle3.config import ServeParams
 
 GOOD = {
+    "engine": "vllm",
     "draft_tokens": [1, 3, 5, 7],
     "temperatures": [0.0, 1.0],
     "batch_sizes": [1, 8],

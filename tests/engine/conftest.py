@@ -155,6 +155,7 @@ def corpus_params() -> CorpusParams:
                 )
             ],
             "answers": {
+                "backend": "transformers",
                 "by": "target",
                 "temperature": 0.0,
                 "top_p": 1.0,
@@ -172,7 +173,11 @@ def corpus_params() -> CorpusParams:
 
 def extract_params() -> ExtractParams:
     return ExtractParams(
-        state_dtype="float32", eval_state_dtype="float32", chunk_tokens=64, shard_tokens=512
+        backend="transformers",
+        state_dtype="float32",
+        eval_state_dtype="float32",
+        chunk_tokens=64,
+        shard_tokens=512,
     )
 
 

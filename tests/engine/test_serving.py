@@ -4,16 +4,17 @@ import json
 
 import pytest
 
+from eagle3.artifacts import Serving
+from eagle3.config import ServeParams
 from eagle3.progress import ConsoleReporter
 from eagle3.serve import serve_drafter
-from eagle3.serve_params import ServeParams
-from eagle3.serving import Serving
 
 K = 3
 
 
 def serve(project, size) -> Serving:
     params = ServeParams(
+        engine="vllm",
         draft_tokens=(K,),
         temperatures=(0.0, 1.0),
         batch_sizes=(1, 8),
