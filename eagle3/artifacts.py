@@ -211,6 +211,11 @@ class Serving(Artifact):
     metrics: dict[str, float]
 
     @property
+    def was_served(self) -> bool:
+        """Whether an engine ran; without one there are no metrics."""
+        return self.engine != self.nowhere
+
+    @property
     def figures(self) -> dict[str, float]:
         """The metrics."""
         return self.metrics

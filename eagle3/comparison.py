@@ -22,6 +22,23 @@ class SharedCosts(BaseModel):
     """Largest relative distance between two sizes' measurements of one of these costs."""
 
 
+class ServedFigures(BaseModel):
+    """One drafter inside a serving engine, greedy, a single stream. Dictionaries are by k."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: str
+    dtype: str
+    acceptance_length: dict[int, float]
+    """By the engine's own counters."""
+    minus_replay: dict[int, float]
+    """The same less replay's of the same answers."""
+    speedup: dict[int, float]
+    """Tokens per second with over without the drafter, in the engine."""
+    lossless: dict[int, float]
+    """Share of greedy answers that are the same with and without the drafter."""
+
+
 class SizeFigures(BaseModel):
     """One draft vocabulary in the comparison. Dictionaries by k have the drafted tokens as keys."""
 
@@ -46,6 +63,8 @@ class SizeFigures(BaseModel):
     """The draft head, in plain target steps of the same run."""
     speedup_projected: dict[int, float]
     """By k, with the shared costs, so that only acceptance and head differ between sizes."""
+    served: ServedFigures | None
+    """None: not served."""
 
 
 class Verdict(BaseModel):

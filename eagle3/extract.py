@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,6 +75,12 @@ def extract_hidden_states(
         *(sum(states.tokens.values()), sum(states.bytes.values()) / 2**20, states.ratio),
     )
     return states
+
+
+def longest_row() -> int:
+    """Tokens of the corpus's longest row."""
+    splits = (load_rows(Corpus.home / f"{split}.zarr") for split in SPLITS)
+    return max(int(np.diff(rows.offsets_R1).max()) for rows in splits)
 
 
 class TokenProgress:

@@ -5,12 +5,12 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from eagle3.acceptance import projected_speedup
-from eagle3.artifacts import Decision, DraftVocab, Evaluation, write_atomically
-from eagle3.comparison import SharedCosts, SizeFigures
+from eagle3.artifacts import Decision, DraftVocab, Evaluation, Serving, write_atomically
+from eagle3.comparison import ServedFigures, SharedCosts, SizeFigures
 from eagle3.decision import acceptance_error, relative_spread, verdicts_at
 from eagle3.errors import ArtifactError
 from eagle3.plots import draw_all
@@ -21,10 +21,13 @@ COVERAGE_CURVES = Path("reports/coverage")
 
 
 def compare(
-    evaluations: Sequence[Evaluation], vocabs: Sequence[DraftVocab], out: Path = Decision.home
+    evaluations: Sequence[Evaluation],
+    vocabs: Sequence[DraftVocab],
+    servings: Sequence[Serving],
+    out: Path = Decision.home,
 ) -> Decision:
     """Decide, and write decision.md, plots/ and the record; arguments and errors of `decide`."""
-    decision = decide(evaluations, vocabs)
+    decision = decide(evaluations, vocabs, servings)
     curves = [COVERAGE_CURVES / f"{vocab.size}.csv" for vocab in vocabs]
     plots = draw_all(decision, curves, out / "plots")
     write_atomically(out / "decision.md", decision_markdown(decision, [p.name for p in plots]))
@@ -32,25 +35,30 @@ def compare(
     return decision
 
 
-def decide(evaluations: Sequence[Evaluation], vocabs: Sequence[DraftVocab]) -> Decision:
+def decide(
+    evaluations: Sequence[Evaluation], vocabs: Sequence[DraftVocab], servings: Sequence[Serving]
+) -> Decision:
     """Put the drafters of several draft vocabularies side by side and name the fastest at each k.
 
-    `vocabs` are the vocabularies of the evaluations, in the same order. Figures by domain come
+    `vocabs` and `servings` are those of the evaluations, in the same order. Figures by domain come
     from `evaluation.json` in each evaluation's home.
 
     Raises:
         ArtifactError: the evaluations are of different corpora, targets or k.
     """
     assert [v.size for v in vocabs] == [e.size for e in evaluations], "a vocabulary per evaluation"
+    assert [s.size for s in servings] == [e.size for e in evaluations], "a serving per evaluation"
     draft_tokens = _common_draft_tokens(evaluations)
+    _require_same_drafters(evaluations, servings)
     shared = _shared_costs(evaluations, draft_tokens)
     sizes = tuple(
-        _size_figures(evaluation, vocab, shared, draft_tokens)
-        for evaluation, vocab in zip(evaluations, vocabs, strict=True)
+        _size_figures(evaluation, vocab, serving, shared, draft_tokens)
+        for evaluation, vocab, serving in zip(evaluations, vocabs, servings, strict=True)
     )
     return Decision(
         made_from={f"{e.stage}@{e.size}": e.fingerprint for e in evaluations}
-        | {f"{v.stage}@{v.size}": v.fingerprint for v in vocabs},
+        | {f"{v.stage}@{v.size}": v.fingerprint for v in vocabs}
+        | {f"{s.stage}@{s.size}": s.fingerprint for s in servings},
         draft_tokens=draft_tokens,
         sizes=sizes,
         shared=shared,
@@ -78,9 +86,23 @@ def _common_draft_tokens(evaluations: Sequence[Evaluation]) -> tuple[int, ...]:
     return _draft_tokens(first)
 
 
+def _require_same_drafters(evaluations: Sequence[Evaluation], servings: Sequence[Serving]) -> None:
+    for evaluation, serving in zip(evaluations, servings, strict=True):
+        if serving.made_from.get("train") != evaluation.made_from.get("train"):
+            raise ArtifactError(
+                f"{Serving.home(serving.size)} is of another drafter than "
+                f"{Evaluation.home(evaluation.size)}; run `dvc repro serve@{serving.size}`"
+            )
+
+
 def _draft_tokens(evaluation: Evaluation) -> tuple[int, ...]:
-    found = (re.fullmatch(r"acceptance_length_k(\d+)", name) for name in evaluation.metrics)
-    return tuple(sorted(int(match[1]) for match in found if match))
+    return tuple(_by_k(evaluation.metrics, "acceptance_length"))
+
+
+def _by_k(metrics: Mapping[str, float], name: str) -> dict[int, float]:
+    """The metrics that are called NAME_kN, by N, ascending."""
+    found = (re.fullmatch(rf"{name}_k(\d+)", key) for key in metrics)
+    return {k: metrics[f"{name}_k{k}"] for k in sorted(int(match[1]) for match in found if match)}
 
 
 def _shared_costs(evaluations: Sequence[Evaluation], draft_tokens: Sequence[int]) -> SharedCosts:
@@ -105,7 +127,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _size_figures(
-    evaluation: Evaluation, vocab: DraftVocab, shared: SharedCosts, draft_tokens: Sequence[int]
+    evaluation: Evaluation,
+    vocab: DraftVocab,
+    serving: Serving,
+    shared: SharedCosts,
+    draft_tokens: Sequence[int],
 ) -> SizeFigures:
     metrics = evaluation.metrics
     lengths = {k: metrics[f"acceptance_length_k{k}"] for k in draft_tokens}
@@ -133,6 +159,20 @@ def _size_figures(
             k: projected_speedup(length, k, shared.layer + head, shared.verify[k])
             for k, length in lengths.items()
         },
+        served=_served_figures(serving),
+    )
+
+
+def _served_figures(serving: Serving) -> ServedFigures | None:
+    if not serving.was_served:
+        return None
+    return ServedFigures(
+        engine=serving.engine,
+        dtype=serving.dtype,
+        acceptance_length=_by_k(serving.metrics, "acceptance_length_served"),
+        minus_replay=_by_k(serving.metrics, "served_minus_replay"),
+        speedup=_by_k(serving.metrics, "speedup_served"),
+        lossless=_by_k(serving.metrics, "lossless_served"),
     )
 
 

@@ -58,7 +58,32 @@ def _figure_rows(decision: Decision) -> list[Row]:
             _by_k("projected speedup", k, lambda s, k: f"{s.speedup_projected[k]:.3f}")
             for k in decision.draft_tokens
         ),
+        *_served_rows(decision),
     ]
+
+
+def _served_rows(decision: Decision) -> list[Row]:
+    """What a serving engine made of the drafters; nothing if none was served."""
+    served = [size.served for size in decision.sizes if size.served is not None]
+    ks = sorted({k for figures in served for k in figures.acceptance_length})
+    return [
+        _by_k(name, k, _served_cell(field, form))
+        for name, field, form in (
+            ("served: acceptance length", "acceptance_length", ".3f"),
+            ("served: less replay of the same answers", "minus_replay", "+.3f"),
+            ("served: speedup", "speedup", ".3f"),
+            ("served: answers unchanged", "lossless", ".1%"),
+        )
+        for k in ks
+    ]
+
+
+def _served_cell(field: str, form: str) -> Callable[[SizeFigures, int], str]:
+    def cell(size: SizeFigures, k: int) -> str:
+        values = {} if size.served is None else getattr(size.served, field)
+        return format(values[k], form) if k in values else "not served"
+
+    return cell
 
 
 def _domain_rows(decision: Decision) -> list[Row]:
@@ -191,4 +216,17 @@ def _reading(decision: Decision) -> str:
         f"Here layer = {shared.layer:.3f}, v = {verify}; their largest spread between sizes, "
         f"{shared.spread:.1%}, is taken for the timing error of the heads. The speedups in "
         "reports/metrics use each size's own times and can differ by that spread."
+    ) + _reading_of_served(decision)
+
+
+def _reading_of_served(decision: Decision) -> str:
+    runs = {f"{s.served.engine} in {s.served.dtype}" for s in decision.sizes if s.served}
+    if not runs:
+        return ""
+    return (
+        f"\n\nServed figures are from {', '.join(sorted(runs))}: greedy, one stream, on the first "
+        "eval prompts of each domain. Acceptance is by the engine's own counters and is set beside "
+        "the replay of the same answers; speedup is tokens per second with over without the "
+        "drafter, measured in the engine; answers unchanged is the share of greedy answers that "
+        "the drafter did not alter. reports/serving has every run."
     )

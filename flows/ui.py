@@ -16,7 +16,7 @@ SECONDS_TO_STOP = 30.0
 
 def serve_prefect() -> None:
     """Serve the deployment, and a server for it unless PREFECT_API_URL already names one."""
-    serve = [sys.executable, "-m", "flows.serve"]
+    serve = [sys.executable, "-m", "flows.deployment"]
     team_server = os.environ.get("PREFECT_API_URL")
     if team_server:
         _say(f"Prefect: serving eagle3-pipeline/local at {team_server}")

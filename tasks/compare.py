@@ -4,16 +4,21 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3 import report
-from eagle3.artifacts import Decision, DraftVocab, Evaluation, write_atomically
+from eagle3.artifacts import Decision, DraftVocab, Evaluation, Serving, write_atomically
 from eagle3.curves import acceptance_curves
 from tasks.prefect_lazy import publish_markdown, task
 from tasks.tracking import current_run
 
 
 @task(name="compare-sizes", retries=0)
-def compare(evaluations: Sequence[Evaluation], vocabs: Sequence[DraftVocab], out: Path) -> Decision:
+def compare(
+    evaluations: Sequence[Evaluation],
+    vocabs: Sequence[DraftVocab],
+    servings: Sequence[Serving],
+    out: Path,
+) -> Decision:
     """Compare the sizes and publish the decision."""
-    decision = report.compare(evaluations, vocabs, out)
+    decision = report.compare(evaluations, vocabs, servings, out)
     write_atomically(out / "acceptance.csv", acceptance_curves(decision))
     markdown = out / "decision.md"
     publish_markdown("decision", markdown.read_text())

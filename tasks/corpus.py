@@ -5,7 +5,8 @@ from pathlib import Path
 from eagle3.artifacts import Corpus, TargetModel
 from eagle3.config import CorpusParams, TargetParams
 from eagle3.corpus.build import build_corpus
-from eagle3.engines.transformers import TransformersEngine
+from eagle3.engines.backend import open_engine
+from eagle3.work import WORK
 from tasks.prefect_lazy import task
 from tasks.reporter import StageReporter
 
@@ -14,6 +15,9 @@ from tasks.reporter import StageReporter
 def corpus(
     target: TargetModel, params: CorpusParams, target_params: TargetParams, out: Path
 ) -> Corpus:
-    """Build the corpus; the target answers through transformers."""
-    engine = TransformersEngine(target, target_params)
-    return build_corpus(target, params, engine, out, StageReporter("corpus"))
+    """Build the corpus; the target answers through the engine that params name."""
+    answers = params.answers
+    longest = params.max_length + answers.max_new_tokens + 1
+    log_file = WORK / "vllm-corpus.log"
+    with open_engine(answers.backend, target, target_params, longest, log_file) as engine:
+        return build_corpus(target, params, engine, out, StageReporter("corpus"))

@@ -4,8 +4,9 @@ from pathlib import Path
 
 from eagle3.artifacts import Corpus, HiddenStates, TargetModel
 from eagle3.config import ExtractParams, TargetParams
-from eagle3.engines.transformers import TransformersEngine
-from eagle3.extract import extract_hidden_states
+from eagle3.engines.backend import open_engine
+from eagle3.extract import extract_hidden_states, longest_row
+from eagle3.work import WORK
 from tasks.prefect_lazy import task
 from tasks.reporter import StageReporter
 
@@ -18,6 +19,9 @@ def extract(
     target_params: TargetParams,
     out: Path,
 ) -> HiddenStates:
-    """Extract the hidden states; the target runs through transformers."""
-    engine = TransformersEngine(target, target_params)
-    return extract_hidden_states(target, corpus, params, engine, out, StageReporter("extract"))
+    """Extract the hidden states; the target runs in the engine that params name."""
+    # An engine that answers wants room for a token after the row.
+    longest = longest_row() + 1
+    log_file = WORK / "vllm-extract.log"
+    with open_engine(params.backend, target, target_params, longest, log_file) as engine:
+        return extract_hidden_states(target, corpus, params, engine, out, StageReporter("extract"))

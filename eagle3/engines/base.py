@@ -30,8 +30,9 @@ class RowStates:
 class TargetEngine(Protocol):
     """Runs the target. The same call on the same machine gives the same tokens, bit for bit."""
 
-    name: str
-    """Engine and version, such as `transformers 5.24.0`; kept in the store's attributes."""
+    @property
+    def name(self) -> str:
+        """Engine and version, such as `transformers 5.24.0`; kept in the store's attributes."""
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Continue each prompt; the end-of-turn token is included where the target wrote one."""

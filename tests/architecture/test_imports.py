@@ -51,7 +51,7 @@ def test_the_library_and_the_stages_never_import_prefect_before_it_is_wanted(imp
     wrong = []
     for path in [*(root / "tasks").glob("*.py"), *(root / "flows").glob("*.py")]:
         top_level = imports.top_level_modules(path)
-        if path.name in ("pipeline.py", "serve.py"):
+        if path.name in ("pipeline.py", "deployment.py"):
             continue
         wrong += [path.name for module in top_level if is_within(module, "prefect")]
     assert wrong == []

@@ -75,7 +75,7 @@ def test_every_key_that_a_stage_tracks_is_in_params(root, dvc_stages):
 
 def test_stages_of_one_size_do_not_track_the_list_of_sizes(dvc_stages):
     sized = [stage for stage in dvc_stages.values() if "matrix" in stage]
-    assert len(sized) == 3
+    assert len(sized) == 4
     for stage in sized:
         assert "vocab" not in stage["params"]
         assert "vocab.sizes" not in stage["params"]

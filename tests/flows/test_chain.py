@@ -10,8 +10,11 @@ import yaml
 # MLflow's own queries use what its SQLAlchemy will drop one day.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
-FIRST = ["target", "corpus", "extract", "vocab@full", "train@full", "evaluate@full", "compare"]
-SECOND = ["vocab@288", "train@288", "evaluate@288", "compare"]
+FIRST = [
+    *("target", "corpus", "extract", "vocab@full", "train@full", "evaluate@full"),
+    *("serve@full", "compare"),
+]
+SECOND = ["vocab@288", "train@288", "evaluate@288", "serve@288", "compare"]
 
 
 def mlflow_runs(folder: Path) -> list[Any]:
@@ -72,7 +75,10 @@ def test_each_stage_is_an_mlflow_run_under_that_of_the_pipeline(chain, chain_run
 
     me = parent.info.run_id
     children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == me]
-    assert [run.data.tags["stage"] for run in children] == FIRST
+    order = [run.data.tags["stage"] for run in children]
+    # evaluate and serve both follow train, and wait for nothing of each other.
+    assert sorted(order) == sorted(FIRST)
+    assert (order[:5], order[-1]) == (FIRST[:5], FIRST[-1])
     for run in children:
         assert run.info.status == "FINISHED"
         assert len(run.data.tags["git.commit"]) == 40
@@ -97,7 +103,7 @@ def own_metrics(run) -> set[str]:
 
 
 def test_runs_of_two_sizes_can_be_read_side_by_side(recorded):
-    for stage in ("vocab", "train", "evaluate"):
+    for stage in ("vocab", "train", "evaluate", "serve"):
         small, full = recorded[f"{stage}@288"], recorded[f"{stage}@full"]
         assert (small.data.params["draft_vocab"], full.data.params["draft_vocab"]) == ("288", "320")
         assert set(small.data.params) == set(full.data.params)
@@ -159,14 +165,24 @@ def test_another_size_runs_that_size_and_compare_only(second_size):
     assert sorted(second_size) == sorted(SECOND)
 
 
-def test_another_learning_rate_reruns_train_evaluate_and_compare_only(chain, chain_run):
+def test_another_learning_rate_reruns_what_follows_training_only(chain, chain_run):
     chain.change("vocab", sizes=["full"])
     chain.change("train", learning_rate=5.0e-3)
     assert "train.learning_rate" in chain.run("dvc", "params", "diff").stdout
-    assert chain.repro() == ["train@full", "evaluate@full", "compare"]
+    assert sorted(chain.repro()) == ["compare", "evaluate@full", "serve@full", "train@full"]
+
+
+def test_other_serving_params_rerun_serving_alone_while_nothing_is_served(chain, chain_run):
+    chain.change("vocab", sizes=["full"])
+    chain.change("train", learning_rate=5.0e-3)
+    chain.repro()
+    chain.change("serve", prompts=2)
+    # Its record says the same as before: compare has nothing to do.
+    assert chain.repro() == ["serve@full"]
 
 
 def test_going_back_restores_results_and_runs_nothing(chain, chain_run):
     chain.change("vocab", sizes=["full"])
     chain.change("train", learning_rate=2.0e-3)
+    chain.change("serve", prompts=3)
     assert chain.repro() == []

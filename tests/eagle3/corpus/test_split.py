@@ -23,6 +23,7 @@ def jsonl(path: Path, split: str = "by-hash", limit: int | None = None, domain: 
 
 def corpus_params(sources: list, by: str = "target", max_malformed: int = 0) -> CorpusParams:
     answers = {
+        "backend": "transformers",
         "by": by,
         "temperature": 0.8,
         "top_p": 1.0,
