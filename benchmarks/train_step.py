@@ -33,12 +33,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eagle3.attention import Documents
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.optimizer import adamw, clip_and_update
 from eagle3.ttt import Batch, Unrolling, plan_unrolling, supervised_predictors, unroll
 from eagle3.vocab import VocabMaps, full_vocab
 
@@ -178,27 +179,22 @@ def measure(setting: Setting, case: Case, warmup: int, repeats: int) -> dict[str
     device = setting.embedding_VH.device
     net, batch = setting.net, setting.batch
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    hot = HotPath(net, setting.embedding_VH.dtype)
+    optimizer = adamw(trained, RATE, (0.9, 0.95), 0.0)
+    hot = HotPath(net, setting.embedding_VH, setting.head, setting.maps)
     predicted = int(supervised_predictors(batch.loss_mask_N, batch.documents).sum())
     weights = [DECAY**step / predicted for step in range(case.ttt)]
     scale = torch.tensor(weights, device=device)
-    losses, seconds, phases = [], [], []
+    losses, seconds = [], []
     for repeat in range(warmup + repeats):
         if device.type == "cuda" and repeat == warmup:
             torch.cuda.reset_peak_memory_stats()
         began = now(device)
-        figures = hot.backward(batch, setting.embedding_VH, setting.head, setting.maps, weights)
-        loss = (figures.nats_S * scale).sum().item()
-        middle = now(device)
-        nn.utils.clip_grad_norm_(trained, MAX_NORM, foreach=True)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        figures = hot.backward(batch, weights)
+        loss = (figures.nats_S * scale).sum()
+        norm = clip_and_update(optimizer, MAX_NORM)
         hot.refresh()
-        ended = now(device)
-        losses.append(loss)
-        seconds.append(ended - began)
-        phases.append((middle - began, ended - middle))
+        losses.append((loss.item(), norm.item()))
+        seconds.append(now(device) - began)
     timed = seconds[warmup:]
     peak = torch.cuda.max_memory_allocated() / GIB if device.type == "cuda" else None
     return {
@@ -206,10 +202,8 @@ def measure(setting: Setting, case: Case, warmup: int, repeats: int) -> dict[str
         "seconds_least_most": [min(timed), max(timed)],
         "tokens_per_s": case.tokens / statistics.median(timed),
         "peak_gib": peak,
-        "loss": losses[0],
-        "loss_last": losses[-1],
-        "gradient_s": statistics.median(p[0] for p in phases[warmup:]),
-        "optimizer_s": statistics.median(p[1] for p in phases[warmup:]),
+        "loss": losses[0][0],
+        "loss_last": losses[-1][0],
         "first_step_s": seconds[0],
     }
 

@@ -45,7 +45,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 @compiled_on_gpu
-def norm(x_NH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
+def plain_norm(x_NH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
     """RMS norm, reduced in float32 or wider: [N, H]."""
     x = _wide(x_NH)
     scale_N1 = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
@@ -53,7 +53,9 @@ def norm(x_NH: Tensor, weight_H: Tensor, eps: float) -> Tensor:
 
 
 @compiled_on_gpu
-def add_norm(x_NH: Tensor, y_NH: Tensor, weight_H: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def plain_add_norm(
+    x_NH: Tensor, y_NH: Tensor, weight_H: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
     """x + y, and its RMS norm."""
     total_NH = x_NH + y_NH
     x = _wide(total_NH)
@@ -104,6 +106,12 @@ def add_to_rows(total_NC: Tensor, rows_R: Tensor, x_RC: Tensor) -> None:
     total_NC.index_put_((rows_R,), total_NC[rows_R] + x_RC)
 
 
+@compiled_on_gpu
+def put_rows(total_NXE: Tensor, rows_R: Tensor, x_RXE: Tensor) -> None:
+    """total[rows] = x, for rows that are all different."""
+    total_NXE.index_put_((rows_R,), x_RXE)
+
+
 class _Take(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -119,7 +127,7 @@ class _Take(torch.autograd.Function):
     ) -> tuple[Tensor, None]:
         (rows_R,) = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_NH = grad_RH.new_zeros(ctx.rows, *grad_RH.shape[1:])  # type: ignore[attr-defined]
-        grad_NH[rows_R] = grad_RH
+        put_rows(grad_NH, rows_R, grad_RH)
         return grad_NH, None
 
 

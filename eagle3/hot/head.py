@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3.hot.products import Stack, add_product
+from eagle3.hot.products import EVERY, Stack, add_gradient
 from eagle3.loss import TargetHead, TargetPrediction
-from eagle3.vocab import VocabMaps
 
 DRAFT_LOGITS_AT_ONCE = 2**29
 """1 GiB in bf16. Few chunks: each adds a whole head of float32 gradient to memory traffic."""
@@ -35,11 +34,10 @@ class Scores:
 
 @torch.no_grad()
 def predict(
-    head: TargetHead, maps: VocabMaps, last_UH: Tensor, dtype: torch.dtype
+    head: TargetHead, ids_D: Tensor, to_draft_V: Tensor, last_UH: Tensor
 ) -> TargetPrediction:
-    """As `loss.predict_target`, with logits in float32 on a GPU and p kept in `dtype`."""
-    ids_D, to_draft_V = maps.ids_D.to(last_UH.device), maps.to_draft_V.to(last_UH.device)
-    p_UD = torch.empty(len(last_UH), len(ids_D), dtype=dtype, device=last_UH.device)
+    """As `loss.predict_target`, with logits in float32 on a GPU and p kept in the head's dtype."""
+    p_UD = head.head_VH.new_empty(len(last_UH), len(ids_D))
     choice_U = torch.empty(len(last_UH), dtype=torch.int64, device=last_UH.device)
     size = _rows_at_once(TARGET_LOGITS_AT_ONCE, len(to_draft_V))
     for start in range(0, len(last_UH), size):
@@ -74,8 +72,6 @@ def score(
     inside_M = prediction.choice_U[predictor_M] >= 0
     weight_M = weight_M * inside_M
     ((parameter, _),) = head.parts
-    if parameter.requires_grad and parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
     grad_MH = torch.empty_like(hidden_MH)
     nats, hits = [], []
     for here in _chunks(len(hidden_MH), head.weight_OI.shape[0]):
@@ -85,8 +81,7 @@ def score(
         )
         torch.mm(logits_CD, head.weight_OI, out=grad_MH[here])
         if parameter.requires_grad:
-            assert parameter.grad is not None
-            add_product(parameter.grad, logits_CD, hidden_MH[here])
+            add_gradient(parameter, EVERY, logits_CD, hidden_MH[here])
         nats.append(chunk_nats)
         hits.append(chunk_hits)
     return Scores(torch.cat(nats) * inside_M, torch.cat(hits) & inside_M, grad_MH)

@@ -1,6 +1,6 @@
 """Triton kernels of the hot path. Each has an eager twin with which the tests compare it.
 
-Shapes: R rows of a step, S links of the chain, A query heads, K key-value heads, G = A / K, E head
+Shapes: N rows, R rows of a step, S links of the chain, A query heads, K key-value heads, G = A / K, E head
 width, M rows to score, D draft vocabulary, U predicting positions.
 """
 
@@ -11,36 +11,62 @@ from torch import Tensor
 
 HEADS_AT_ONCE = 16
 COLUMNS_AT_ONCE = 4096
+NORM_PROGRAMS = 264
+"""Each sums the weight gradient of its rows: two a multiprocessor of an H200."""
 
 
 def chain_forward(
-    query_RAE: Tensor, links_S2PKE: Tensor, place_R: Tensor, out_RAE: Tensor, log_z_RA: Tensor
+    query_NAE: Tensor,
+    links_S2PKE: Tensor,
+    rows_R: Tensor,
+    place_R: Tensor,
+    out_NAE: Tensor,
+    log_z_AN: Tensor,
 ) -> None:
     """Merge the links into attention over step 0, in place: see `chain.merge_links`."""
-    grid, sizes = _chain_grid(query_RAE, links_S2PKE)
+    assert query_NAE.is_contiguous() and out_NAE.is_contiguous() and log_z_AN.is_contiguous()
+    grid, sizes = _chain_grid(len(rows_R), query_NAE, links_S2PKE)
     _chain_forward[grid](
-        query_RAE, links_S2PKE, place_R, out_RAE, log_z_RA,
-        links_S2PKE.shape[0], *links_S2PKE.stride()[:3], query_RAE.shape[-1] ** -0.5, **sizes,
+        query_NAE, links_S2PKE, rows_R, place_R, out_NAE, log_z_AN, log_z_AN.shape[1],
+        links_S2PKE.shape[0], *links_S2PKE.stride()[:3], query_NAE.shape[-1] ** -0.5, **sizes,
     )  # fmt: skip
 
 
 def chain_backward(
-    grad_RAE: Tensor,
-    query_RAE: Tensor,
+    grad_NAE: Tensor,
+    query_NAE: Tensor,
     links_S2PKE: Tensor,
+    rows_R: Tensor,
     place_R: Tensor,
-    out_RAE: Tensor,
-    log_z_RA: Tensor,
-    grad_query_RAE: Tensor,
+    out_NAE: Tensor,
+    log_z_AN: Tensor,
+    grad_query_NAE: Tensor,
     grad_links_S2PKE: Tensor,
 ) -> None:
     """Add the links' part of the gradient, in place: see `chain.add_link_gradients`."""
-    grid, sizes = _chain_grid(query_RAE, links_S2PKE)
+    assert all(x.is_contiguous() for x in (grad_NAE, query_NAE, out_NAE, log_z_AN, grad_query_NAE))
+    grid, sizes = _chain_grid(len(rows_R), query_NAE, links_S2PKE)
     _chain_backward[grid](
-        grad_RAE, query_RAE, links_S2PKE, place_R, out_RAE, log_z_RA, grad_query_RAE,
-        grad_links_S2PKE, links_S2PKE.shape[0], *links_S2PKE.stride()[:3],
-        query_RAE.shape[-1] ** -0.5, **sizes,
+        grad_NAE, query_NAE, links_S2PKE, rows_R, place_R, out_NAE, log_z_AN, log_z_AN.shape[1],
+        grad_query_NAE, grad_links_S2PKE, links_S2PKE.shape[0], *links_S2PKE.stride()[:3],
+        query_NAE.shape[-1] ** -0.5, **sizes,
     )  # fmt: skip
+
+
+def norm_backward(
+    grad_NH: Tensor, x_NH: Tensor, weight_H: Tensor, eps: float, extra_NH: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """See `norms.norm_backward`."""
+    rows, width = x_NH.shape
+    grad_NH, x_NH = grad_NH.contiguous(), x_NH.contiguous()
+    extra_NH = None if extra_NH is None else extra_NH.contiguous()
+    result_NH = torch.empty_like(x_NH)
+    partial_PH = torch.empty(NORM_PROGRAMS, width, dtype=torch.float32, device=x_NH.device)
+    _norm_backward[(NORM_PROGRAMS,)](
+        grad_NH, x_NH, weight_H, extra_NH, result_NH, partial_PH, rows, eps,
+        EXTRA=extra_NH is not None, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=16,
+    )  # fmt: skip
+    return result_NH, partial_PH.sum(0)
 
 
 def cross_entropy(
@@ -57,8 +83,10 @@ def cross_entropy(
     return nats_M, hits_M
 
 
-def _chain_grid(query_RAE: Tensor, links_S2PKE: Tensor) -> tuple[tuple[int, int], dict[str, int]]:
-    rows, heads, width = query_RAE.shape
+def _chain_grid(
+    rows: int, query_NAE: Tensor, links_S2PKE: Tensor
+) -> tuple[tuple[int, int], dict[str, int]]:
+    heads, width = query_NAE.shape[1:]
     kv_heads = links_S2PKE.shape[3]
     group = heads // kv_heads
     group_block = triton.next_power_of_2(group)
@@ -94,17 +122,19 @@ def _places(
 
 @triton.jit
 def _chain_forward(
-    query_ptr, links_ptr, place_ptr, out_ptr, log_z_ptr,
+    query_ptr, links_ptr, rows_ptr, place_ptr, out_ptr, log_z_ptr, log_z_stride,
     links, link_stride, value_stride, row_stride, scale,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head, head_ok, at, at_ok, key_at, key_ok = _places(KV, GROUP, WIDTH, BLOCK_K, BLOCK_G, BLOCK_E)
-    row_at = row * KV * GROUP * WIDTH
+    laid = tl.load(rows_ptr + row)
+    row_at = laid * KV * GROUP * WIDTH
+    log_z_at = log_z_ptr + head * log_z_stride + laid
     query = tl.load(query_ptr + row_at + at, mask=at_ok, other=0.0).to(tl.float32)
     out = tl.load(out_ptr + row_at + at, mask=at_ok, other=0.0).to(tl.float32)
-    log_z = tl.load(log_z_ptr + row * KV * GROUP + head, mask=head_ok, other=0.0)
+    log_z = tl.load(log_z_at, mask=head_ok, other=0.0)
     # 64 bits wide, as the row number it is made from: all links together may pass 2**31 numbers.
     step = tl.load(place_ptr + row) * row_stride
     for _ in range(links):
@@ -120,23 +150,25 @@ def _chain_forward(
         log_z = total
         step += link_stride
     tl.store(out_ptr + row_at + at, out.to(out_ptr.dtype.element_ty), mask=at_ok)
-    tl.store(log_z_ptr + row * KV * GROUP + head, log_z, mask=head_ok)
+    tl.store(log_z_at, log_z, mask=head_ok)
 
 
 @triton.jit
 def _chain_backward(
-    grad_ptr, query_ptr, links_ptr, place_ptr, out_ptr, log_z_ptr, grad_query_ptr, grad_links_ptr,
-    links, link_stride, value_stride, row_stride, scale,
+    grad_ptr, query_ptr, links_ptr, rows_ptr, place_ptr, out_ptr, log_z_ptr, log_z_stride,
+    grad_query_ptr, grad_links_ptr, links, link_stride, value_stride, row_stride, scale,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head, head_ok, at, at_ok, key_at, key_ok = _places(KV, GROUP, WIDTH, BLOCK_K, BLOCK_G, BLOCK_E)
-    row_at = row * KV * GROUP * WIDTH
+    laid = tl.load(rows_ptr + row)
+    row_at = laid * KV * GROUP * WIDTH
+    log_z_at = log_z_ptr + head * log_z_stride + laid
     query = tl.load(query_ptr + row_at + at, mask=at_ok, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + row_at + at, mask=at_ok, other=0.0).to(tl.float32)
     out = tl.load(out_ptr + row_at + at, mask=at_ok, other=0.0).to(tl.float32)
-    log_z = tl.load(log_z_ptr + row * KV * GROUP + head, mask=head_ok, other=0.0)
+    log_z = tl.load(log_z_at, mask=head_ok, other=0.0)
     delta = tl.sum(grad * out, axis=2)
     grad_query = tl.load(grad_query_ptr + row_at + at, mask=at_ok, other=0.0).to(tl.float32)
     step = tl.load(place_ptr + row) * row_stride
@@ -206,3 +238,29 @@ def _cross_entropy(
         p = tl.load(p_row + column, mask=inside, other=0.0).to(tl.float32)
         grad = (tl.exp(logit - log_z) * all_p - p) * weight
         tl.store(logits_row + column, grad.to(logits_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _norm_backward(
+    grad_ptr, x_ptr, weight_ptr, extra_ptr, result_ptr, partial_ptr, rows, eps,
+    EXTRA: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    weight = tl.load(weight_ptr + column, mask=inside, other=0.0).to(tl.float32)
+    weight_grad = tl.zeros((BLOCK,), tl.float32)
+    at = first * WIDTH + column
+    for _ in range(tl.program_id(0), rows, tl.num_programs(0)):
+        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(grad_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x, axis=0) / WIDTH + eps)
+        normed = x * scale
+        weight_grad += grad * normed
+        grad = grad * weight
+        result = scale * (grad - normed * (tl.sum(grad * normed, axis=0) / WIDTH))
+        if EXTRA:
+            result += tl.load(extra_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(result_ptr + at, result.to(result_ptr.dtype.element_ty), mask=inside)
+        at += tl.num_programs(0) * WIDTH
+    tl.store(partial_ptr + first * WIDTH + column, weight_grad, mask=inside)

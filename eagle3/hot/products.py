@@ -1,21 +1,14 @@
 """Matrix products of the hot path: weights cast once a step, gradients summed in float32.
 
 A stack lays weights that read the same input one below the other, so that they are one product.
-The gradient of a weight that is used in every step of the training-time test is not added up step
-by step: inputs and output gradients are gathered until a product over them is worth its traffic.
 
 Shapes: N rows, I input width, O output width of a stack.
 """
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-
-GATHERED_ROWS = 8192
-"""Rows that make one weight-gradient product. At the width of Kimi-K2.5 a product reads and writes
-2.1 GB of float32 gradient beside 1.1 TFLOP for each 2,048 rows."""
 
 EVERY = slice(0, None)
 
@@ -32,7 +25,6 @@ class Stack:
         first, columns = self.parts[0]
         width = first[:, columns].shape[1]
         self.weight_OI = torch.empty(sum(rows), width, dtype=dtype, device=first.device)
-        self._gathered: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self.refresh()
 
     @torch.no_grad()
@@ -50,41 +42,32 @@ class Stack:
         result: Tensor = _Product.apply(x_NI, self.parts[0][0], self, low, high)
         return result
 
-    def gather(self, grad_NO: Tensor, x_NI: Tensor, low: int, high: int) -> None:
-        """Note a product's output gradient and input; add to the parameters' gradient in time."""
-        waiting = self._gathered[low, high]
-        waiting.append((grad_NO, x_NI))
-        if sum(len(x) for _, x in waiting) >= GATHERED_ROWS:
-            self._flush(low, high)
-
-    def flush(self) -> None:
-        """Add what is still waiting: after every backward pass."""
-        for low, high in list(self._gathered):
-            self._flush(low, high)
-
     @torch.no_grad()
-    def _flush(self, low: int, high: int) -> None:
-        grads, inputs = zip(*self._gathered.pop((low, high)), strict=True)
-        grad_NO = grads[0] if len(grads) == 1 else torch.cat(grads)
-        x_NI = inputs[0] if len(inputs) == 1 else torch.cat(inputs)
+    def add_gradient(self, grad_NO: Tensor, x_NI: Tensor, low: int, high: int) -> None:
+        """Add grad^T x to the gradients of the parameters that give outputs low to high."""
         start = 0
         for parameter, columns in self.parts:
             stop = start + parameter.shape[0]
             if low <= start and stop <= high and parameter.requires_grad:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                add_product(
-                    parameter.grad[:, columns], grad_NO[:, start - low : stop - low], x_NI
-                )
+                add_gradient(parameter, columns, grad_NO[:, start - low : stop - low], x_NI)
             start = stop
 
 
-def add_product(total_OI: Tensor, grad_NO: Tensor, x_NI: Tensor) -> None:
-    """total += grad^T x, summed in the dtype of the total."""
+def add_gradient(parameter: nn.Parameter, columns: slice, grad_NO: Tensor, x_NI: Tensor) -> None:
+    """Add grad^T x to the gradient of some of a parameter's columns, summed in its own dtype."""
+    beta = 1
+    if parameter.grad is None:
+        # The first product writes instead of adding; only columns that it does not have are zeroed.
+        parameter.grad, beta = torch.empty_like(parameter), 0
+        low, high, _ = columns.indices(parameter.shape[1])
+        parameter.grad[:, :low].zero_()
+        parameter.grad[:, high:].zero_()
+    total_OI = parameter.grad[:, columns]
     if total_OI.is_cuda and total_OI.dtype != x_NI.dtype:
-        torch.addmm(total_OI, grad_NO.T, x_NI, out_dtype=total_OI.dtype, out=total_OI)
+        dtype = total_OI.dtype
+        torch.addmm(total_OI, grad_NO.T, x_NI, beta=beta, out_dtype=dtype, out=total_OI)
     else:
-        total_OI.addmm_(grad_NO.T.to(total_OI.dtype), x_NI.to(total_OI.dtype))
+        total_OI.addmm_(grad_NO.T.to(total_OI.dtype), x_NI.to(total_OI.dtype), beta=beta)
 
 
 class _Product(torch.autograd.Function):
@@ -107,7 +90,7 @@ class _Product(torch.autograd.Function):
     ]:
         (x_NI,) = ctx.saved_tensors  # type: ignore[attr-defined]
         stack, (low, high) = ctx.stack, ctx.span  # type: ignore[attr-defined]
-        stack.gather(grad_NO, x_NI, low, high)
+        stack.add_gradient(grad_NO, x_NI, low, high)
         wanted = ctx.needs_input_grad[0]  # type: ignore[attr-defined]
         grad_NI = grad_NO @ stack.weight_OI[low:high] if wanted else None
         return grad_NI, None, None, None, None

@@ -78,7 +78,7 @@ def test_loss_hits_and_every_gradient_equal_those_of_the_plain_path(seed, masks)
     nats, hits = plain(net, batch, embedding, head, maps)
     expected = {name: p.grad for name, p in net.named_parameters()}
     net.zero_grad(set_to_none=True)
-    figures = HotPath(net, torch.float64).backward(batch, embedding, head, maps, WEIGHTS)
+    figures = HotPath(net, embedding, head, maps).backward(batch, WEIGHTS)
 
     torch.testing.assert_close(figures.nats_S, nats, rtol=1e-12, atol=1e-12)
     assert figures.hits_S.tolist() == hits.tolist()
