@@ -61,6 +61,19 @@ class Plan:
         return cls(brought, predictors_U, predictor_M, step_M, tuple(counted.tolist()))
 
 
+@dataclass(frozen=True)
+class First:
+    """What every step reads, of all packed tokens."""
+
+    features_NH: Tensor
+    normed_NH: Tensor
+    fed: Fed
+    positions_N: Tensor
+    """Within documents."""
+    key_NC: Tensor
+    value_NC: Tensor
+
+
 class HotPath:
     """The network's weights as the products read them, and the way through them."""
 
@@ -109,20 +122,14 @@ class HotPath:
         """Add the gradient of sum_i step_weights[i] * nats_i to the network's parameters."""
         wide = torch.promote_types(self.dtype, torch.float32)
         weight_S = bring(torch.tensor(step_weights, dtype=wide), self.device)
-        # Products that need no plan go first: the device computes while the host plans.
-        features_NH = self.fc(batch.aux_N3H.flatten(1).to(self.dtype))
-        embedding_NH = norm(
-            self.embedding_VH[batch.tokens_N],
-            self.net.midlayer.input_layernorm.weight,
-            self.net.shape.rms_norm_eps,
-        )
-        fed = Fed(self.embedding_qkv(embedding_NH))
+        # What needs no plan goes first: the device computes while the host plans.
+        first = self._first(batch)
         plan = Plan.of(batch, len(step_weights), self.device)
         if not plan.steps:
             return StepFigures(weight_S * 0, torch.zeros_like(weight_S).long(), plan.counted)
         last_UH = batch.last_NH[plan.predictors_U]
         prediction = predict(self.target, self.ids_D, self.to_draft_V, last_UH)
-        state_MH = torch.cat(self._states(batch, features_NH, fed, plan.steps))
+        state_MH = torch.cat(self._states(batch, first, plan.steps))
         hidden_MH = norm(state_MH, self.net.norm.weight, self.net.shape.rms_norm_eps)
         weight_M = weight_S[plan.step_M]
         scores = score(hidden_MH, self.head, prediction, plan.predictor_M, weight_M)
@@ -131,29 +138,43 @@ class HotPath:
         hits_S = torch.zeros_like(weight_S).index_add_(0, plan.step_M, scores.hits_M.to(wide))
         return StepFigures(nats_S, hits_S.long(), plan.counted)
 
-    def _states(
-        self, batch: Batch, features_NH: Tensor, fed: Fed, steps: tuple[Step, ...]
-    ) -> list[Tensor]:
+    def _first(self, batch: Batch) -> First:
+        """Features, the embedding half of everything, and the keys and values of step 0."""
+        layer, eps = self.net.midlayer, self.net.shape.rms_norm_eps
+        features_NH = self.fc(batch.aux_N3H.flatten(1).to(self.dtype))
+        embedding_NH = self.embedding_VH[batch.tokens_N]
+        embedding_NH = norm(embedding_NH, layer.input_layernorm.weight, eps)
+        fed = Fed(self.embedding_qkv(embedding_NH))
+        normed_NH = norm(features_NH, layer.hidden_norm.weight, eps)
+        positions_N = batch.documents.positions(self.device)
+        # The last row of a document has no next token and takes any: no row sees its key.
+        next_N = torch.arange(1, len(positions_N) + 1, device=self.device)
+        next_N[-1:] = 0
+        columns = slice(self.key_value[0].columns.start, self.key_value[1].columns.stop)
+        hidden_NC = self.hidden_qkv(normed_NH, columns)
+        key, value = meet(fed, next_N, hidden_NC, self._angles(positions_N), self.key_value)
+        return First(features_NH, normed_NH, fed, positions_N, key, value)
+
+    def _states(self, batch: Batch, first: First, steps: tuple[Step, ...]) -> list[Tensor]:
         """States [M, H] of the rows that count, before the final norm, for each step."""
         weight_H, eps = self.net.midlayer.hidden_norm.weight, self.net.shape.rms_norm_eps
-        positions_N = batch.documents.positions(self.device)
-        core = core_for(batch.documents, features_NH)
+        core = core_for(batch.documents, first.features_NH)
         chains = Chains(core, len(steps), len(steps[1].rows_R) if len(steps) > 1 else 0)
-        state_RH, states = features_NH, []
+        state_RH, states = first.features_NH, []
         place_R = torch.arange(chains.rows, device=self.device)
         for index, step in enumerate(steps):
-            angles = self._angles(positions_N[step.rows_R] + index)
+            angles = self._angles(first.positions_N[step.rows_R] + index)
             token_R = step.rows_R + 1 + index
-            state_RH, normed_NH = take(state_RH, step.kept_R), state_RH
-            if not index:
-                normed_NH = norm(normed_NH, weight_H, eps)
-                key, value = self._first_keys(fed, normed_NH, positions_N)
-                hidden_RC = self.hidden_qkv(take(normed_NH, step.kept_R), self.query.columns)
-                (query,) = meet(fed, token_R, hidden_RC, angles, (self.query,))
-            else:
+            state_RH = take(state_RH, step.kept_R)
+            if index:
                 hidden_RC = self.hidden_qkv(norm(state_RH, weight_H, eps))
                 parts = (self.query, *self.key_value)
-                query, key, value = meet(fed, token_R, hidden_RC, angles, parts)
+                query, key, value = meet(first.fed, token_R, hidden_RC, angles, parts)
+            else:
+                normed_RH = take(first.normed_NH, step.kept_R)
+                hidden_RC = self.hidden_qkv(normed_RH, self.query.columns)
+                (query,) = meet(first.fed, token_R, hidden_RC, angles, (self.query,))
+                key, value = first.key_NC, first.value_NC
             if index > 1:
                 place_R = place_R[step.kept_R]
             query, key, value = (self._heads(x) for x in (query, key, value))
@@ -161,15 +182,6 @@ class HotPath:
             state_RH = self._finish(state_RH, attended)
             states.append(take(state_RH, step.counted_M))
         return states
-
-    def _first_keys(self, fed: Fed, normed_NH: Tensor, positions_N: Tensor) -> tuple[Tensor, ...]:
-        """Keys and values of step 0, of every packed row."""
-        columns = slice(self.key_value[0].columns.start, self.key_value[1].columns.stop)
-        # The last row of a document has no next token and takes any: no row sees its key.
-        next_N = torch.arange(1, len(positions_N) + 1, device=self.device)
-        next_N[-1] = 0
-        hidden_NC = self.hidden_qkv(normed_NH, columns)
-        return meet(fed, next_N, hidden_NC, self._angles(positions_N), self.key_value)
 
     def _finish(self, state_RH: Tensor, attended_RAE: Tensor) -> Tensor:
         """As `DraftLayer.finish`."""
