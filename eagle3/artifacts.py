@@ -267,30 +267,6 @@ class Evaluation(Artifact):
         return Path(f"reports/evaluation/{size}")
 
 
-class Serving(Artifact):
-    """One drafter inside a serving engine; `serving.json` beside it has every run."""
-
-    stage: ClassVar[str] = "serve"
-
-    size: VocabSize
-    draft_vocab: int
-    engine: str
-    dtype: str
-    draft_sampling: str
-    """How the engine drafted for sampled answers: probabilistic (rejection sampling) or greedy."""
-    metrics: dict[str, float]
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The metrics."""
-        return self.metrics
-
-    @staticmethod
-    def home(size: VocabSize) -> Path:
-        """Folder of the serving of a size."""
-        return Path(f"reports/serving/{size}")
-
-
 class Decision(Artifact):
     """The comparison of draft vocabularies; `decision.md` and `plots/` beside it are for people."""
 

@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 
 LAST = "before final norm"
 
-# Tokens that one call of the engine gets: enough for a server to batch, and seconds on two cores.
+# Tokens that one call of the engine gets: some rows for a server to batch, and about ten seconds
+# of SmolLM2 on two cores, between two steps of the progress.
 TOKENS_A_CALL = 4096
 
 
@@ -56,7 +57,7 @@ def extract_hidden_states(
     )
     result = work / "result"
     result.mkdir(exist_ok=True)
-    progress = _Progress(report, sum(rows.num_tokens for rows in splits.values()))
+    progress = TokenProgress(report, sum(rows.num_tokens for rows in splits.values()))
     stores = {}
     with room_for("hidden states", work):
         for split, rows in splits.items():
@@ -75,8 +76,20 @@ def extract_hidden_states(
     return states
 
 
+class TokenProgress:
+    """Tokens done, of all splits together."""
+
+    def __init__(self, report: Reporter, total: int) -> None:
+        self._report, self._total, self._done = report, total, 0
+
+    def add(self, tokens: int) -> None:
+        """So many more are finished."""
+        self._done += tokens
+        self._report.progress("hidden states", self._done, self._total, "tokens")
+
+
 def fill(
-    writer: StateWriter, rows: Rows, engine: TargetEngine, split: Split, progress: "_Progress"
+    writer: StateWriter, rows: Rows, engine: TargetEngine, split: Split, progress: TokenProgress
 ) -> None:
     """Make the shards of a store that are not done, each row by one forward pass.
 
@@ -162,17 +175,6 @@ def _require_finite(
             f"{place} on (id {rows.tokens_N[span.start + place]}); set target.dtype and "
             "extract.state_dtype to float32, or leave the row's conversation out of corpus.sources"
         )
-
-
-class _Progress:
-    """Tokens done, of all splits together."""
-
-    def __init__(self, report: Reporter, total: int) -> None:
-        self._report, self._total, self._done = report, total, 0
-
-    def add(self, tokens: int) -> None:
-        self._done += tokens
-        self._report.progress("hidden states", self._done, self._total, "tokens")
 
 
 def _shards(rows: Rows, row: int, header: Header) -> range:

@@ -16,7 +16,7 @@ def new_drafter(
     The layer's two outputs start at zero and fc passes the highest aux state through, so that it
     begins by reading what the target knows late; the head and its norm start from the target's, or
     at random. After 120 steps of the default run this is worth 1.45 against 1.36 of fc at random
-    (learning rate 2e-3, replay at k = 3; docs/decisions/drafter-initialisation.md).
+    (learning rate 2e-3, replay at k = 3; docs/decisions/0008-first-weights-of-the-drafter.md).
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(params.seed)

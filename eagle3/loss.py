@@ -103,11 +103,15 @@ class _HeadLoss(torch.autograd.Function):
             here = slice(start, start + size)
             logits_CD = (hidden_MH[here] @ weight_DH.T).to(reduction)
             p_CD = p_UD[predictor_M[here]].to(reduction)
-            hits += (logits_CD.argmax(dim=-1) == choice_U[predictor_M[here]]).sum()
-            log_z_C1 = logits_CD.logsumexp(dim=-1, keepdim=True)
-            total += (log_z_C1[:, 0] - (p_CD * logits_CD).sum(dim=-1)).sum()
+            highest_C1, drafted_C1 = logits_CD.max(dim=-1, keepdim=True)
+            hits += (drafted_C1[:, 0] == choice_U[predictor_M[here]]).sum()
+            agreement_C = torch.linalg.vecdot(p_CD, logits_CD)
+            # In place, and not by logsumexp, which takes five times as long on two cores.
+            exp_CD = logits_CD.sub_(highest_C1).exp_()
+            z_C1 = exp_CD.sum(dim=-1, keepdim=True)
+            total += (highest_C1[:, 0] + z_C1[:, 0].log() - agreement_C).sum()
             # d/dlogits of (log z - p . logits) is softmax - p, since p sums to one.
-            grad_CD = (logits_CD.sub_(log_z_C1).exp_().sub_(p_CD)).to(hidden_MH.dtype)
+            grad_CD = exp_CD.div_(z_C1).sub_(p_CD).to(hidden_MH.dtype)
             grad_hidden_MH[here] = grad_CD @ weight_DH
             grad_weight_DH += grad_CD.T @ hidden_MH[here]
         ctx.save_for_backward(grad_hidden_MH, grad_weight_DH)

@@ -1,4 +1,4 @@
-"""Where long stages work until they are done: `.work/<stage>-<fingerprint>/`, renamed into the result.
+"""Where long stages work until done: `.work/<stage>-<fingerprint>/`, renamed to the result.
 
 DVC deletes a stage's outs before it runs the stage, so unfinished work lives elsewhere. The
 fingerprint covers inputs and params: a killed stage finds its own work again, and work on

@@ -1,0 +1,1 @@
+"""What runs inside the engine's own environment: may import vLLM and torch, not eagle3."""

@@ -1,0 +1,155 @@
+"""The target run by vLLM: one server that answers prompts and gives hidden states, by token ids.
+
+Shapes: T tokens of a row, L extracted layers (three aux layers and the last), H target width.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from eagle3.artifacts import TargetModel
+from eagle3.config import TargetParams
+from eagle3.engines.base import RowStates, Sampling
+from eagle3.engines.client import HttpClient
+from eagle3.engines.served import in_parallel
+from eagle3.engines.server import find_engine, running_server
+from eagle3.engines.vllm_server import ServerOptions, VllmClient, server_arguments, with_states
+from eagle3.errors import EngineError
+from eagle3.target import end_token_ids
+from eagle3.target.folder import trusted_folder
+
+URL_VARIABLE = "EAGLE3_VLLM_URL"
+"""Address of a vLLM server that already runs, to be used instead of one of ours."""
+
+AT_ONCE = 64
+ROWS_AT_ONCE = 8
+
+
+class VllmEngine:
+    """Runs the target in vLLM, for the corpus (continuous batching) and for extraction alike.
+
+    The server starts at the first call and stops with `close`, or at the end of a `with`.
+    Answers repeat for a seed as far as vLLM's batching allows: which prompts share a batch can move
+    a logit in its last bits.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        params: TargetParams,
+        longest: int,
+        log_file: Path,
+        home: Path = TargetModel.home,
+    ) -> None:
+        """`longest`: tokens of the longest prompt and its answer together."""
+        self._target = target
+        self._folder = trusted_folder(target, home)
+        self._stop = end_token_ids(target, home)
+        self._dtype = params.dtype
+        self._longest = longest
+        self._log_file = log_file
+        self._layers = sorted({*target.aux_layers, target.num_layers})
+        self._open = ExitStack()
+        self._running: VllmClient | None = None
+
+    @property
+    def name(self) -> str:
+        """Engine and version."""
+        return self._client.name
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the server, if it is ours and runs."""
+        self._running = None
+        self._open.close()
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        """Continue each prompt; the end token is included where the target wrote one."""
+        client = self._client
+        return in_parallel(lambda prompt: client.answer(prompt, sampling), prompts, AT_ONCE)
+
+    def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
+        """Hidden states of each row, in the dtype the target runs in, on the CPU."""
+        client = self._client
+        return in_parallel(lambda row: self._states_of(client, row), rows, ROWS_AT_ONCE)
+
+    def _states_of(self, client: VllmClient, row: Sequence[int]) -> RowStates:
+        greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1, seed=0)
+        wanted = {"kv_transfer_params": {"eagle3_save_states": True}}
+        answer = client.complete(row, greedy, wanted)
+        path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
+        if path is None:
+            raise EngineError(
+                f"{client.http.url} gave no hidden states; unset {URL_VARIABLE} so that a server "
+                "is started with the connector, or start yours with Eagle3HiddenStates"
+            )
+        states_TLH = read_states(Path(path), row)
+        expected = (len(row), len(self._layers), self._target.hidden_size)
+        if states_TLH.shape != expected:
+            raise EngineError(
+                f"{path} holds states of shape {tuple(states_TLH.shape)}, but tokens, layers and "
+                f"width are {expected}; start the server with --no-enable-prefix-caching and "
+                f"layers {self._layers}"
+            )
+        aux = [self._layers.index(layer) for layer in self._target.aux_layers]
+        # The highest layer is the last state, before the final norm.
+        return RowStates(states_TLH[:, aux], states_TLH[:, -1].contiguous())
+
+    @property
+    def _client(self) -> VllmClient:
+        if self._running is None:
+            self._running = VllmClient(self._server(), self._stop)
+        return self._running
+
+    def _server(self) -> HttpClient:
+        if url := os.environ.get(URL_VARIABLE):
+            return HttpClient(url)
+        engine = find_engine()
+        states = self._open.enter_context(tempfile.TemporaryDirectory(prefix="eagle3-states-"))
+        options = ServerOptions(
+            target=self._folder,
+            trust_remote_code=self._target.trust_remote_code,
+            dtype=self._dtype,
+            max_length=self._longest,
+            at_once=AT_ONCE,
+            speculation=with_states(self._layers),
+            states_folder=Path(states),
+        )
+        return self._open.enter_context(
+            running_server(engine, server_arguments(options, engine), self._log_file)
+        )
+
+
+def read_states(path: Path, row: Sequence[int]) -> Tensor:
+    """Take the states that the connector wrote for a row [T, L, H], and remove its files.
+
+    Raises:
+        EngineError: the file holds the states of other tokens.
+    """
+    lock = path.with_name(f"{path.name}.lock")
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        tensors = load_file(path)
+    path.unlink()
+    lock.unlink()
+    if tensors["token_ids"].tolist() != list(row):
+        raise EngineError(f"{path} holds the states of other tokens than the row that was sent")
+    return tensors["hidden_states"]

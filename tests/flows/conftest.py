@@ -1,0 +1,270 @@
+"""A real Prefect server, and a DVC project of a few trivial stages for the pipeline to run."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.servers import Server, prefect_server
+
+ROOT = Path(__file__).parents[2]
+
+DVC_YAML = """\
+stages:
+  first:
+    cmd: echo one > first.txt
+    outs: [first.txt]
+  second:
+    matrix:
+      size: ${sizes}
+    cmd: python second.py ${item.size}
+    deps: [first.txt]
+    params: [rate]
+    outs:
+      - second-${item.size}.txt
+  last:
+    cmd: cat second-1.txt second-full.txt > last.txt
+    deps: [second-1.txt, second-full.txt]
+    outs: [last.txt]
+"""
+SECOND_PY = """\
+import pathlib, sys, yaml
+rate = yaml.safe_load(open("params.yaml"))["rate"]
+if rate < 0:
+    sys.exit(f"error: rate is {rate}; give a positive one")
+pathlib.Path(f"second-{sys.argv[1]}.txt").write_text(f"{rate}\\n")
+"""
+
+
+def call(api: str, path: str, body: dict[str, Any] | None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{api}/{path}", data, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.load(answer)
+
+
+class Deployment:
+    """The served deployment, reached as the UI does: through the server's API."""
+
+    def __init__(self, project: Path, api: str) -> None:
+        self.project = project
+        self.api = api
+
+    def call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return call(self.api, path, body)
+
+    def id(self) -> str | None:
+        found = self.call("deployments/filter", {"deployments": {"name": {"any_": ["local"]}}})
+        return found[0]["id"] if found else None
+
+    def start(self) -> str:
+        body = {"state": {"type": "SCHEDULED"}}
+        return self.call(f"deployments/{self.id()}/create_flow_run", body)["id"]
+
+    def retry(self, run: str) -> None:
+        state = {"type": "SCHEDULED", "name": "AwaitingRetry"}
+        self.call(f"flow_runs/{run}/set_state", {"state": state, "force": False})
+
+    def wait_for(self, run: str, *types: str) -> dict[str, Any]:
+        """Wait until the run is in a state of one of the types; returns the state."""
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            state = self.call(f"flow_runs/{run}")["state"]
+            if state["type"] in types:
+                return state
+            time.sleep(0.5)
+        raise AssertionError(f"still {state['name']}, not one of {types}")
+
+    def task_states(self, run: str) -> list[tuple[str, str]]:
+        """(task, state name) of a run, in the order of their starts."""
+        body = {"flow_runs": {"id": {"any_": [run]}}, "sort": "EXPECTED_START_TIME_ASC"}
+        tasks = self.call("task_runs/filter", body)
+        tasks.sort(key=lambda task: task["start_time"] or "")
+        return [(task["name"], task["state_name"]) for task in tasks]
+
+    def set_rate(self, rate: int) -> None:
+        text = f"sizes: [1, full]\nrate: {rate}\n"
+        (self.project / "params.yaml").write_text(text)
+
+
+def make_project(folder: Path) -> None:
+    (folder / "dvc.yaml").write_text(DVC_YAML)
+    (folder / "second.py").write_text(SECOND_PY)
+    run = {"cwd": folder, "check": True, "stdout": subprocess.DEVNULL}
+    subprocess.run(["git", "init", "-q"], **run)
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q"], **run)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DVC_ROOT", str(tmp_path_factory.mktemp("prefect")))
+        with prefect_server() as server:
+            yield server
+
+
+@pytest.fixture(scope="session")
+def deployment(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """eagle3-pipeline/local, served over the trivial project."""
+    project = tmp_path_factory.mktemp("served")
+    make_project(project)
+    environ = {**server.environ}
+    environ.pop("DVC_ROOT", None)
+    deployment = Deployment(project, f"{server.url}/api")
+    deployment.set_rate(1)
+    with (project / "serve.log").open("wb") as log:
+        serving = subprocess.Popen(
+            [sys.executable, "-m", "flows.serve"],
+            cwd=project,
+            env=environ,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + 90
+        while deployment.id() is None:
+            assert serving.poll() is None, (project / "serve.log").read_text()
+            assert time.monotonic() < deadline, (project / "serve.log").read_text()
+            time.sleep(0.5)
+        yield deployment
+    finally:
+        serving.terminate()
+        serving.wait(30)
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment of `dvc repro` on a laptop: no servers named."""
+    names = ("PREFECT_", "MLFLOW_", "EAGLE3_", "DVC_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(names)}
+    path = os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]])
+    return kept | {
+        "PATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+class Chain:
+    """The whole pipeline, scaled down to a random target, in a folder of its own."""
+
+    def __init__(self, folder: Path, environ: dict[str, str]) -> None:
+        self.folder = folder
+        self.environ = environ
+
+    def run(self, *command: str, environ: dict[str, str] | None = None) -> Any:
+        """Run a command there, with no servers named unless `environ` does; it must succeed."""
+        environ = self.environ if environ is None else environ | {"DVC_ROOT": str(self.folder)}
+        done = subprocess.run(command, cwd=self.folder, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    def repro(self) -> list[str]:
+        """Names of the stages that `dvc repro` ran, in order."""
+        output = self.run("dvc", "repro").stdout
+        return re.findall(r"^Running stage '(.*)':$", output, re.MULTILINE)
+
+    def change(self, section: str, **values: Any) -> None:
+        """Set values in a section of params.yaml."""
+        params = self.folder / "params.yaml"
+        tree = yaml.safe_load(params.read_text())
+        tree[section] |= values
+        params.write_text(yaml.safe_dump(tree, sort_keys=False))
+
+
+SUBJECTS = ["the sea", "a tree", "our street", "the moon", "a clock", "the river", "a fox", "tea"]
+QUESTIONS = ["What is {} like?", "Tell me of {}.", "Why do people like {}?", "How old is {}?"]
+
+
+def scale_down(params: dict[str, Any], target: Path) -> dict[str, Any]:
+    """The shipped params, for a target and a corpus that take seconds."""
+    source = {"kind": "jsonl", "split": "by-hash", "limit": None}
+    params["target"] |= {
+        "source": str(target),
+        "shape": {"num_layers": 8, "hidden_size": 32, "vocab_size": 320},
+        "device": "cpu",
+    }
+    params["corpus"] |= {
+        "sources": [source | {"path": "chats/chats.jsonl", "domain": "chat"}],
+        "max_length": 96,
+        "validation_fraction": 0.2,
+        "eval_fraction": 0.2,
+    }
+    params["corpus"]["answers"] |= {"max_new_tokens": 12, "batch_size": 8}
+    params["extract"] |= {"chunk_tokens": 64, "shard_tokens": 256}
+    params["vocab"] |= {"sizes": ["full"]}
+    params["drafter"] |= {
+        "intermediate_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    params["train"] |= {
+        "learning_rate": 2.0e-3,
+        "ttt_steps": 2,
+        "warmup_steps": 1,
+        "total_steps": 6,
+        "batch_tokens": 256,
+        "validate_every": 3,
+    }
+    params["evaluate"] |= {"draft_tokens": [1, 3], "loop_prompts": 1, "timing_repeats": 3}
+    return params
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory, tiny_target: Path) -> Chain:
+    """The shipped dvc.yaml, code and settings over the tiny target; nothing has run yet."""
+    folder = tmp_path_factory.mktemp("chain")
+    for name in ("eagle3", "tasks", "flows"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("dvc.yaml", ".dvcignore", ".gitignore"):
+        shutil.copy(ROOT / name, folder / name)
+    params = scale_down(yaml.safe_load((ROOT / "params.yaml").read_text()), tiny_target)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    chats = [q.format(subject) for subject in SUBJECTS for q in QUESTIONS]
+    (folder / "chats").mkdir()
+    lines = "".join(json.dumps({"prompt": prompt}) + "\n" for prompt in chats)
+    (folder / "chats" / "chats.jsonl").write_text(lines)
+    chain = Chain(folder, plain_environment())
+    chain.run("git", "init", "-q")
+    chain.run("dvc", "init", "-q")
+    shutil.copytree(ROOT / ".dvc" / "plots", folder / ".dvc" / "plots")
+    shutil.copy(ROOT / ".dvc" / "config", folder / ".dvc" / "config")
+    chain.run("git", "add", "--all")
+    author = ("-c", "user.name=t", "-c", "user.email=t@localhost")
+    chain.run("git", *author, "commit", "-qm", "a tiny project")
+    return chain
+
+
+@pytest.fixture(scope="session")
+def prefect_api(server: Server) -> Callable[[str, dict[str, Any]], Any]:
+    """Posts a question to the server's API."""
+    return functools.partial(call, f"{server.url}/api")
+
+
+@pytest.fixture(scope="session")
+def chain_run(chain: Chain, server: Server, prefect_api: Callable[..., Any]) -> str:
+    """Prefect's id of a run of the whole pipeline over the tiny project."""
+    output = chain.run("python", "-m", "flows.pipeline", environ=dict(server.environ)).stderr
+    found = re.search(r"/runs/flow-run/([0-9a-f-]{36})", output)
+    assert found, output
+    return found[1]
+
+
+@pytest.fixture(scope="session")
+def second_size(chain: Chain, chain_run: str) -> list[str]:
+    """The stages that `dvc repro` runs, without Prefect, when a size was added after that run."""
+    chain.change("vocab", sizes=[288, "full"])
+    return chain.repro()
