@@ -300,7 +300,8 @@ def peer(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
     except subprocess.TimeoutExpired:
         print(f"{name}: stopped after {args.peer_seconds:.0f} s")
     records = []
-    for text in lines.read_text().splitlines():
+    measured = lines.read_text().splitlines() if lines.exists() else []
+    for text in measured:
         line = json.loads(text)
         case = PEER_CASES[name].get(line["name"].removesuffix("-adamw"))
         if case is None:

@@ -211,8 +211,7 @@ class CudnnCore:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """As `Core`."""
         batched = (
-            x.transpose(0, 1)[None]
-            for x in (grad_NAE, query_NAE, keys_NKE, values_NKE, out_NAE)
+            x.transpose(0, 1)[None] for x in (grad_NAE, query_NAE, keys_NKE, values_NKE, out_NAE)
         )
         # Without dropout the kernel reads no random state.
         unused = torch.empty((), dtype=torch.int64, device=grad_NAE.device)

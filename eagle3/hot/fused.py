@@ -114,17 +114,13 @@ def put_rows(total_NXE: Tensor, rows_R: Tensor, x_RXE: Tensor) -> None:
 
 class _Take(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: torch.autograd.function.FunctionCtx, x_NH: Tensor, rows_R: Tensor
-    ) -> Tensor:
+    def forward(ctx: torch.autograd.function.FunctionCtx, x_NH: Tensor, rows_R: Tensor) -> Tensor:
         ctx.save_for_backward(rows_R)
         ctx.rows = len(x_NH)  # type: ignore[attr-defined]
         return x_NH[rows_R]
 
     @staticmethod
-    def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad_RH: Tensor
-    ) -> tuple[Tensor, None]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, grad_RH: Tensor) -> tuple[Tensor, None]:
         (rows_R,) = ctx.saved_tensors  # type: ignore[attr-defined]
         grad_NH = grad_RH.new_zeros(ctx.rows, *grad_RH.shape[1:])  # type: ignore[attr-defined]
         put_rows(grad_NH, rows_R, grad_RH)

@@ -1,6 +1,6 @@
 """Triton kernels of the hot path. Each has an eager twin with which the tests compare it.
 
-Shapes: N rows, R rows of a step, S links of the chain, A query heads, K key-value heads, G = A / K, E head
+Shapes: N rows, R rows of a step, S links of the chain, A query heads, K key-value heads, E head
 width, M rows to score, D draft vocabulary, U predicting positions.
 """
 
@@ -24,7 +24,7 @@ def chain_forward(
     log_z_AN: Tensor,
 ) -> None:
     """Merge the links into attention over step 0, in place: see `chain.merge_links`."""
-    assert query_NAE.is_contiguous() and out_NAE.is_contiguous() and log_z_AN.is_contiguous()
+    assert all(x.is_contiguous() for x in (query_NAE, out_NAE, log_z_AN))
     grid, sizes = _chain_grid(len(rows_R), query_NAE, links_S2PKE)
     _chain_forward[grid](
         query_NAE, links_S2PKE, rows_R, place_R, out_NAE, log_z_AN, log_z_AN.shape[1],

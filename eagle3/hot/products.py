@@ -85,9 +85,9 @@ class _Product(torch.autograd.Function):
         return x_NI @ stack.weight_OI[low:high].T
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, grad_NO: Tensor) -> tuple[
-        Tensor | None, None, None, None, None
-    ]:
+    def backward(
+        ctx: torch.autograd.function.FunctionCtx, grad_NO: Tensor
+    ) -> tuple[Tensor | None, None, None, None, None]:
         (x_NI,) = ctx.saved_tensors  # type: ignore[attr-defined]
         stack, (low, high) = ctx.stack, ctx.span  # type: ignore[attr-defined]
         stack.add_gradient(grad_NO, x_NI, low, high)

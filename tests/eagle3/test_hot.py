@@ -1,5 +1,7 @@
 """The hot path, on a CPU in float64, against the slow reference of test_ttt."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -8,7 +10,7 @@ from eagle3.attention import Documents
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead, head_loss, predict_target
-from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
+from eagle3.ttt import Batch, plan_unrolling, unroll
 from eagle3.vocab import VocabMaps
 
 H, V, D, STEPS = 8, 23, 11, 4
@@ -28,7 +30,10 @@ SHAPE = DraftShape(
 MASKS = ("0001111001110", "0011111", "000010", "00000")
 
 
-def toy(seed: int, masks: tuple[str, ...], dtype: torch.dtype = torch.float64):
+Toy = tuple[DrafterNet, Batch, Tensor, TargetHead, VocabMaps]
+
+
+def toy(seed: int, masks: tuple[str, ...]) -> Toy:
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
@@ -57,7 +62,9 @@ def toy(seed: int, masks: tuple[str, ...], dtype: torch.dtype = torch.float64):
     return net, batch, randn(V, H), head, maps
 
 
-def plain(net, batch, embedding_VH, head, maps):
+def plain(
+    net: DrafterNet, batch: Batch, embedding_VH: Tensor, head: TargetHead, maps: VocabMaps
+) -> tuple[Tensor, Tensor]:
     """Nats and hits of each step, and gradients, by the plain path."""
     unrolling = plan_unrolling(batch.loss_mask_N, batch.documents, STEPS)
     prediction = predict_target(head, maps, batch.last_NH[unrolling.predictors_U])
@@ -73,7 +80,9 @@ def plain(net, batch, embedding_VH, head, maps):
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("masks", [MASKS, ("1" * 9,), ("0" * 4, "1" * 5), ("0011", "011")])
-def test_loss_hits_and_every_gradient_equal_those_of_the_plain_path(seed, masks) -> None:
+def test_loss_hits_and_every_gradient_equal_those_of_the_plain_path(
+    seed: int, masks: tuple[str, ...]
+) -> None:
     net, batch, embedding, head, maps = toy(seed, masks)
     nats, hits = plain(net, batch, embedding, head, maps)
     expected = {name: p.grad for name, p in net.named_parameters()}
@@ -84,3 +93,53 @@ def test_loss_hits_and_every_gradient_equal_those_of_the_plain_path(seed, masks)
     assert figures.hits_S.tolist() == hits.tolist()
     for name, parameter in net.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-11)
+
+
+def test_a_batch_without_supervision_adds_no_gradient() -> None:
+    net, batch, embedding, head, maps = toy(0, ("0000",))
+    figures = HotPath(net, embedding, head, maps).backward(batch, WEIGHTS)
+
+    assert figures.nats_S.tolist() == [0.0] * STEPS
+    assert figures.counted == (0,) * STEPS
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def test_two_batches_add_their_gradients() -> None:
+    net, batch, embedding, head, maps = toy(0, MASKS)
+    hot = HotPath(net, embedding, head, maps)
+    hot.backward(batch, WEIGHTS)
+    once = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
+    hot.backward(batch, WEIGHTS)
+
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None
+        torch.testing.assert_close(parameter.grad, 2 * once[name])
+
+
+def test_a_frozen_head_gets_no_gradient_and_changes_no_other() -> None:
+    net, batch, embedding, head, maps = toy(0, MASKS)
+    hot = HotPath(net, embedding, head, maps)
+    hot.backward(batch, WEIGHTS)
+    expected = {name: p.grad for name, p in net.named_parameters()}
+    net.zero_grad(set_to_none=True)
+    net.lm_head.weight.requires_grad_(False)
+    hot.backward(batch, WEIGHTS)
+
+    assert net.lm_head.weight.grad is None
+    for name, parameter in net.named_parameters():
+        if name != "lm_head.weight":
+            torch.testing.assert_close(parameter.grad, expected[name])
+
+
+def test_bf16_products_keep_float32_gradients_and_stay_near_the_loss() -> None:
+    net, batch, embedding, head, maps = toy(0, MASKS)
+    exact = HotPath(net, embedding, head, maps).backward(batch, WEIGHTS)
+    net.zero_grad(set_to_none=True)
+    net.float()
+    narrow = torch.bfloat16
+    head = replace(head, norm_H=head.norm_H.to(narrow), head_VH=head.head_VH.to(narrow))
+    batch = replace(batch, aux_N3H=batch.aux_N3H.to(narrow), last_NH=batch.last_NH.to(narrow))
+    figures = HotPath(net, embedding.to(narrow), head, maps).backward(batch, WEIGHTS)
+
+    torch.testing.assert_close(figures.nats_S.double(), exact.nats_S, rtol=0.03, atol=0.0)
+    assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {torch.float32}
