@@ -60,7 +60,7 @@ class Trainer:
         self.params, self.work, self.report = params, work, report
         self.aux_layers = target.aux_layers
         self.device = pick_device(params.device, "train.device")
-        frozen = {"device": self.device, "dtype": TORCH_DTYPES[params.dtype]}
+        frozen: dict[str, Any] = {"device": self.device, "dtype": TORCH_DTYPES[params.dtype]}
         norm_H, eps = read_final_norm(target)
         self.embedding_VH = read_embedding(target).to(**frozen)
         head_VH = read_head(target)

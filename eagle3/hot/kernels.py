@@ -1,3 +1,4 @@
+# mypy: disallow-untyped-defs=False
 """Triton kernels of the hot path. Each has an eager twin with which the tests compare it.
 
 Shapes: N rows, R rows of a step, S links of the chain, A query heads, K key-value heads, E head

@@ -8,11 +8,11 @@ Shapes: N rows, I input width, O output width of a stack.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 EVERY = slice(0, None)
 
-Part = tuple[nn.Parameter, slice]
+Part = tuple[Tensor, slice]
 """A parameter [o, i], and which of its input columns a stack holds."""
 
 
@@ -53,7 +53,7 @@ class Stack:
             start = stop
 
 
-def add_gradient(parameter: nn.Parameter, columns: slice, grad_NO: Tensor, x_NI: Tensor) -> None:
+def add_gradient(parameter: Tensor, columns: slice, grad_NO: Tensor, x_NI: Tensor) -> None:
     """Add grad^T x to the gradient of some of a parameter's columns, summed in its own dtype."""
     beta = 1
     if parameter.grad is None:
