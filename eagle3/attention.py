@@ -88,7 +88,8 @@ def attend_chain(
         documents: their bounds.
     """
     edges = torch.searchsorted(rows_R, torch.tensor(documents.bounds, device=rows_R.device))
-    parts = []
+    # A step may have no rows left at all.
+    parts = [query_RAE[:0]]
     spans = zip(pairwise(edges.tolist()), pairwise(documents.bounds), strict=True)
     for (low, high), (start, stop) in spans:
         if low == high:

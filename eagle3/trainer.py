@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from eagle3.artifacts import Corpus, DraftVocab, HiddenStates, Split, TargetModel
 from eagle3.batches import training_steps
@@ -26,8 +26,10 @@ from eagle3.config import DrafterParams, TrainParams
 from eagle3.device import TORCH_DTYPES, pick_device
 from eagle3.drafter import DraftShape
 from eagle3.errors import TrainingError
+from eagle3.hot.step import HotPath
 from eagle3.initialise import new_drafter
 from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.optimizer import adamw, clip_and_update
 from eagle3.progress import Reporter
 from eagle3.replay import replay_rows
 from eagle3.store.rows import Rows, load_rows
@@ -68,13 +70,15 @@ class Trainer:
             drafter_params, target.hidden_size, target.vocab_size, vocab.draft_vocab
         )
         self.net = new_drafter(shape, params, self.maps, norm_H, head_VH).to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            self.net.parameters(),
-            lr=params.learning_rate,
-            betas=(params.beta1, params.beta2),
-            weight_decay=params.weight_decay,
-            fused=True,
+        betas = (params.beta1, params.beta2)
+        self.optimizer = adamw(
+            list(self.net.parameters()), params.learning_rate, betas, params.weight_decay
         )
+        # The plain path and the hot one give the same loss (tests/eagle3/test_hot.py). The hot one
+        # wins where its kernels run: bf16 on a GPU.
+        self.hot: HotPath | None = None
+        if self.device.type == "cuda" and params.dtype == "bfloat16":
+            self.hot = HotPath(self.net, self.embedding_VH, self.head, self.maps)
         self.train_rows, self.train_store = open_split("train")
         self.validation_rows, self.validation_store = open_split("validation")
         self.step = 0
@@ -131,15 +135,15 @@ class Trainer:
                 f"train.learning_rate ({self.params.learning_rate:g}) or "
                 f"train.max_grad_norm ({self.params.max_grad_norm:g})"
             )
-        norm = nn.utils.clip_grad_norm_(self.net.parameters(), self.params.max_grad_norm)
         rate = learning_rate(self.params, self.step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        self._updating = True
+        norm = clip_and_update(self.optimizer, self.params.max_grad_norm)
+        if self.hot:
+            self.hot.refresh()
         figures = {"loss": loss, "learning_rate": rate, "grad_norm": norm.item()}
         figures |= {f"accuracy_step{index}": value for index, value in enumerate(accuracy)}
-        self._updating = True
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.curve.append({"step": self.step, **figures})
         self._updating = False
@@ -158,11 +162,19 @@ class Trainer:
         loss = torch.zeros((), device=self.device)
         hits = torch.zeros(self.params.ttt_steps, dtype=torch.int64, device=self.device)
         counted = torch.zeros_like(hits)
+        # A batch may hold no supervised prediction at all: divide by at least one.
+        decay, divisor = self.params.step_decay, max(supervised, 1)
+        weights = [decay**index / divisor for index in range(self.params.ttt_steps)]
         for batch in micro_batches:
-            nats, batch_hits, batch_counted = self.batch_loss(batch)
-            # A batch may hold no supervised prediction at all: divide by at least one.
-            part = nats / max(supervised, 1)
-            part.backward()
+            if self.hot:
+                scored = self.hot.backward(batch, weights)
+                part = (scored.nats_S * torch.tensor(weights, device=self.device)).sum()
+                batch_hits = scored.hits_S
+                batch_counted = torch.tensor(scored.counted, device=self.device)
+            else:
+                nats, batch_hits, batch_counted = self.batch_loss(batch)
+                part = nats / divisor
+                part.backward()
             loss += part.detach()
             hits += batch_hits
             counted += batch_counted
@@ -240,6 +252,8 @@ class Trainer:
                 _, moment, name = key.split(".", 2)
                 # AdamW's fused kernel wants its step counts in float32 on the parameter's device.
                 self.optimizer.state[parameters[name]][moment] = tensor.to(self.device)
+        if self.hot:
+            self.hot.refresh()
         log.info("going on from step %d of %d", self.step, self.params.total_steps)
 
 

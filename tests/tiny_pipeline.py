@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-from eagle3.extract import extract_hidden_states
-
 from eagle3.artifacts import Corpus, Drafter, DraftVocab, HiddenStates, TargetModel
 from eagle3.config import Params, VocabSize
 from eagle3.corpus.build import build_corpus
 from eagle3.engines.transformers import TransformersEngine
+from eagle3.extract import extract_hidden_states
 from eagle3.progress import ConsoleReporter, Reporter
 from eagle3.target import bring_target
 from eagle3.train import train_drafter

@@ -1,0 +1,125 @@
+"""The head over all steps' rows at once: loss, hits and gradient while a chunk of logits exists.
+
+Shapes: U predicting positions, M rows that count (of all steps), C rows of a chunk, H width,
+V target vocabulary, D draft vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3.hot.products import EVERY, Stack, add_gradient
+from eagle3.loss import TargetHead, TargetPrediction
+
+DRAFT_LOGITS_AT_ONCE = 2**29
+"""1 GiB in bf16. Few chunks: each adds a whole head of float32 gradient to memory traffic."""
+
+TARGET_LOGITS_AT_ONCE = 2**28
+"""1 GiB in float32."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the head says about rows, in nats; rows whose target is outside D add nothing."""
+
+    nats_M: Tensor
+    """Cross-entropy, float32 or wider, not weighted."""
+    hits_M: Tensor
+    """bool: the drafter's argmax is the target's."""
+    grad_MH: Tensor
+    """Of the weighted sum, by the rows' normed states."""
+
+
+@torch.no_grad()
+def predict(
+    head: TargetHead, ids_D: Tensor, to_draft_V: Tensor, last_UH: Tensor
+) -> TargetPrediction:
+    """As `loss.predict_target`, with logits in float32 on a GPU and p kept in the head's dtype."""
+    p_UD = head.head_VH.new_empty(len(last_UH), len(ids_D))
+    choice_U = torch.empty(len(last_UH), dtype=torch.int64, device=last_UH.device)
+    size = _rows_at_once(TARGET_LOGITS_AT_ONCE, len(to_draft_V))
+    for start in range(0, len(last_UH), size):
+        here = slice(start, start + size)
+        normed_CH = F.rms_norm(
+            last_UH[here].to(head.norm_H.dtype), head.norm_H.shape, head.norm_H, head.eps
+        )
+        logits_CV = _wide_product(normed_CH, head.head_VH)
+        choice_U[here] = to_draft_V[logits_CV.argmax(dim=-1)]
+        logits_CD = logits_CV if len(ids_D) == len(to_draft_V) else logits_CV[:, ids_D]
+        p_UD[here] = logits_CD.softmax(dim=-1)
+    return TargetPrediction(p_UD, choice_U)
+
+
+@torch.no_grad()
+def score(
+    hidden_MH: Tensor,
+    head: Stack,
+    prediction: TargetPrediction,
+    predictor_M: Tensor,
+    weight_M: Tensor,
+) -> Scores:
+    """Score rows, and add the gradient of the weighted sum to the head's weight.
+
+    Args:
+        hidden_MH: states after the drafter's norm.
+        head: the draft head.
+        prediction: of the batch.
+        predictor_M: each row's place among the target's predictions.
+        weight_M: of each row in the sum, float32 or wider.
+    """
+    inside_M = prediction.choice_U[predictor_M] >= 0
+    weight_M = weight_M * inside_M
+    ((parameter, _),) = head.parts
+    grad_MH = torch.empty_like(hidden_MH)
+    nats, hits = [], []
+    for here in _chunks(len(hidden_MH), head.weight_OI.shape[0]):
+        logits_CD = hidden_MH[here] @ head.weight_OI.T
+        chunk_nats, chunk_hits = cross_entropy(
+            logits_CD, prediction.p_UD, prediction.choice_U, predictor_M[here], weight_M[here]
+        )
+        torch.mm(logits_CD, head.weight_OI, out=grad_MH[here])
+        if parameter.requires_grad:
+            add_gradient(parameter, EVERY, logits_CD, hidden_MH[here])
+        nats.append(chunk_nats)
+        hits.append(chunk_hits)
+    return Scores(torch.cat(nats) * inside_M, torch.cat(hits) & inside_M, grad_MH)
+
+
+def cross_entropy(
+    logits_CD: Tensor, p_UD: Tensor, choice_U: Tensor, predictor_C: Tensor, weight_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Nats and hits of rows; the gradient of their weighted sum replaces the logits.
+
+    p may not sum to one exactly, since it is stored in a narrow dtype: the loss is
+    sum p (log z - logit), which is small where p and the drafter agree, not log z - sum p logit.
+    """
+    if logits_CD.is_cuda:
+        from eagle3.hot import kernels
+
+        return kernels.cross_entropy(logits_CD, p_UD, choice_U, predictor_C, weight_C)
+    wide = torch.promote_types(logits_CD.dtype, torch.float32)
+    logits, p_CD = logits_CD.to(wide), p_UD[predictor_C].to(wide)
+    hits_C = logits.argmax(dim=-1) == choice_U[predictor_C]
+    log_z_C1, mass_C1 = logits.logsumexp(-1, keepdim=True), p_CD.sum(-1, keepdim=True)
+    nats_C = (log_z_C1 * mass_C1)[:, 0] - (p_CD * logits).sum(-1)
+    logits_CD.copy_(((logits - log_z_C1).exp() * mass_C1 - p_CD) * weight_C[:, None])
+    return nats_C, hits_C
+
+
+def _wide_product(x_CH: Tensor, weight_VH: Tensor) -> Tensor:
+    if x_CH.is_cuda and x_CH.dtype != torch.float32:
+        return torch.mm(x_CH, weight_VH.T, out_dtype=torch.float32)
+    return x_CH @ weight_VH.T
+
+
+def _chunks(rows: int, columns: int) -> list[slice]:
+    """Chunks of equal size, as far as tiles of 128 rows allow."""
+    most = _rows_at_once(DRAFT_LOGITS_AT_ONCE, columns)
+    size = -(-rows // -(-rows // most) // 128) * 128 if rows else 1
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def _rows_at_once(logits: int, columns: int) -> int:
+    return max(1, logits // columns // 128 * 128) if logits >= 128 * columns else 1
