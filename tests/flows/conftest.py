@@ -144,6 +144,14 @@ def deployment(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
         serving.wait(30)
 
 
+@pytest.fixture(scope="session")
+def first_run(deployment: Deployment) -> str:
+    """A run over the trivial project, which has never run before."""
+    run = deployment.start()
+    deployment.wait_for(run, "COMPLETED", "FAILED", "CRASHED")
+    return run
+
+
 def plain_environment() -> dict[str, str]:
     """The environment of `dvc repro` on a laptop: no servers named."""
     names = ("PREFECT_", "MLFLOW_", "EAGLE3_", "DVC_")

@@ -181,8 +181,8 @@ def test_other_serving_params_rerun_serving_alone_while_nothing_is_served(chain,
     assert chain.repro() == ["serve@full"]
 
 
-def test_going_back_restores_results_and_runs_nothing(chain, chain_run):
-    chain.change("vocab", sizes=["full"])
+def test_going_back_restores_results_and_runs_nothing(chain, second_size):
+    chain.change("vocab", sizes=[288, "full"])
     chain.change("train", learning_rate=2.0e-3)
     chain.change("serve", prompts=3)
     assert chain.repro() == []

@@ -19,7 +19,7 @@ def click(browser, selector: str, text: str) -> None:
     WebDriverWait(browser, SECONDS).until(shown)[-1].click()
 
 
-def test_retry_clicked_in_the_ui_reruns_what_failed(deployment, browser):
+def test_retry_clicked_in_the_ui_reruns_what_failed(deployment, first_run, browser):
     deployment.set_rate(-3)
     run = deployment.start()
     deployment.wait_for(run, "FAILED", "COMPLETED", "CRASHED")
