@@ -94,6 +94,17 @@ class Deployment:
         tasks.sort(key=lambda task: task["start_time"] or "")
         return [(task["name"], task["state_name"]) for task in tasks]
 
+    def log_until(self, run: str, last: str) -> list[str]:
+        """Lines of a run's log; the server gets them in batches, some after the run has ended."""
+        wanted = {"logs": {"flow_run_id": {"any_": [run]}}, "limit": 200}
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            messages = [line["message"] for line in self.call("logs/filter", wanted)]
+            if last in messages:
+                return messages
+            time.sleep(0.5)
+        raise AssertionError(f"{last!r} is not in the log: {messages}")
+
     def set_rate(self, rate: int) -> None:
         text = f"sizes: [1, full]\nrate: {rate}\n"
         (self.project / "params.yaml").write_text(text)

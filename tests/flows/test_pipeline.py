@@ -30,8 +30,7 @@ def test_the_stages_table_is_an_artifact_of_the_run(deployment, first_run):
 
 
 def test_the_output_of_stages_is_in_the_log_of_the_run(deployment, first_run):
-    logs = deployment.call("logs/filter", {"logs": {"flow_run_id": {"any_": [first_run]}}})
-    messages = [line["message"] for line in logs]
+    messages = deployment.log_until(first_run, "Finished in state Completed()")
     assert "> python second.py full" in messages
     assert not any("git add" in message for message in messages)
 
