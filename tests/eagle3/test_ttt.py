@@ -9,26 +9,15 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from toys import TOY_SHAPE as SHAPE
 
 from eagle3.attention import Documents
-from eagle3.drafter import DrafterNet, DraftShape
+from eagle3.drafter import DrafterNet
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
 from eagle3.vocab import VocabMaps
 
 H, V, D, STEPS, DECAY = 8, 23, 11, 4, 0.8
-SHAPE = DraftShape(
-    hidden_size=H,
-    vocab_size=V,
-    draft_vocab=D,
-    intermediate_size=12,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=6,
-    rms_norm_eps=1e-5,
-    rope_theta=100.0,
-    max_position_embeddings=64,
-)
 # Two turns with glue between them, an answer that ends its row, an answer of one token, no answer.
 MASKS = ("0001111001110", "0011111", "000010", "00000")
 
