@@ -1,6 +1,7 @@
 """A target model small enough for any test: built once a session, a real Hugging Face folder."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,12 @@ def save_tiny_tokenizer(folder: Path) -> int:
     fast.chat_template = CHAT_TEMPLATE
     fast.save_pretrained(folder)
     return len(fast)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_reaches_children() -> None:
+    """A shell starts background jobs with SIGINT ignored, and children would inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
