@@ -72,7 +72,7 @@ def test_dvc_yaml_has_the_stages_and_each_has_its_flow_and_task(root, dvc_stages
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_stage_runs_its_flow(root, dvc_stages, stage):
     sized = "matrix" in dvc_stages[stage]
-    command = f"python -m flows.{stage}"
+    command = f"exec python -m flows.{stage}"
     assert dvc_stages[stage]["cmd"] == (f"{command} {SIZE}" if sized else command)
     flow = flow_of(root, stage)
     assert flow.name == f"{stage}_flow"

@@ -8,8 +8,10 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +53,15 @@ def call(api: str, path: str, body: dict[str, Any] | None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{api}/{path}", data, headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.load(answer)
+    for _ in range(20):
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            time.sleep(0.5)  # SQLite was busy; Prefect's own client waits and asks again, too
+    raise AssertionError(f"{api}/{path}: still unavailable")
 
 
 class Deployment:

@@ -25,7 +25,7 @@ stages:
     cmd: echo a > a.txt
     outs: [a.txt]
   slow:
-    cmd: python slow.py
+    cmd: exec python slow.py
     outs: [slow.txt]
 """
 B_PY = "open('b.txt', 'w').write('b'); open('b.json', 'w').write('{}')"
@@ -65,7 +65,7 @@ def reproduce(stage: str) -> tuple[str, list[str]]:
     return how, lines
 
 
-def wait_until(condition, seconds: float = 120.0) -> bool:
+def wait_until(condition, seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():
@@ -123,8 +123,10 @@ def test_outside_a_dvc_project_there_is_no_lineage(tmp_path, monkeypatch):
     assert dvc_stage.lineage("train@full") == dvc_stage.Lineage()
 
 
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["cancel", "kill -9"])
-def test_when_the_pipeline_dies_so_does_the_stage(project, number):
+def test_when_the_pipeline_dies_so_does_the_stage(project, number, shell, monkeypatch):
+    monkeypatch.setenv("SHELL", shell)
     caller = subprocess.Popen([sys.executable, "-c", CALL], stderr=subprocess.DEVNULL)
     assert wait_until(Path("slow.pid").exists)
     stage = psutil.Process(int(Path("slow.pid").read_text()))
