@@ -39,9 +39,9 @@ from eagle3.attention import Documents
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.maps import VocabMaps, full_vocab
 from eagle3.optimizer import adamw, clip_and_update
 from eagle3.ttt import Batch, Unrolling, plan_unrolling, supervised_predictors, unroll
-from eagle3.vocab import VocabMaps, full_vocab
 
 RESULTS = Path("benchmarks/results/train_step.json")
 PEAK_FLOPS = 989.4e12

@@ -14,8 +14,9 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from eagle3.maps import VocabMaps
 from eagle3.store.rows import Rows
-from eagle3.vocab import VocabMaps, build_draft_vocab, count_tokens
+from eagle3.vocab import build_draft_vocab, count_tokens
 
 SMALL = {"target_vocab": 16_384, "draft_vocab": 3_200, "tokens": 200_000}
 FULL = {"target_vocab": 163_840, "draft_vocab": 32_000, "tokens": 17_300_000}

@@ -19,7 +19,7 @@ from eagle3.artifacts import write_atomically
 from eagle3.contract import CONFIG_FILE, WEIGHTS_FILE, draft_config
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.errors import CheckpointError
-from eagle3.vocab import VocabMaps, full_vocab
+from eagle3.maps import VocabMaps, full_vocab
 from eagle3.work import room_for
 
 STATE_TENSORS = "state.safetensors"
@@ -38,7 +38,14 @@ def save_drafter(
     }
     if shape.draft_vocab != shape.vocab_size:
         tensors |= {"d2t": maps.d2t_D.cpu(), "t2d": maps.t2d_V.cpu()}
-    config = draft_config(
+    config = config_of(shape, aux_layers)
+    _save_tensors(tensors, {"format": "pt"}, folder / WEIGHTS_FILE)
+    write_atomically(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
+
+
+def config_of(shape: DraftShape, aux_layers: tuple[int, int, int]) -> dict[str, Any]:
+    """Build the config.json of a drafter of this shape that reads these layers."""
+    return draft_config(
         aux_layers=aux_layers,
         hidden_size=shape.hidden_size,
         target_hidden_size=shape.hidden_size,
@@ -52,8 +59,6 @@ def save_drafter(
         vocab_size=shape.vocab_size,
         draft_vocab_size=shape.draft_vocab,
     )
-    _save_tensors(tensors, {"format": "pt"}, folder / WEIGHTS_FILE)
-    write_atomically(folder / CONFIG_FILE, json.dumps(config, indent=2) + "\n")
 
 
 def load_drafter(folder: Path) -> tuple[DrafterNet, VocabMaps]:

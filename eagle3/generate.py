@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from eagle3.acceptance import Tally
 from eagle3.drafter import DraftCache, DrafterNet
 from eagle3.engines.transformers import capture_states
-from eagle3.vocab import VocabMaps
+from eagle3.maps import VocabMaps
 
 
 @dataclass(frozen=True)

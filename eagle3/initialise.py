@@ -5,7 +5,7 @@ from torch import Tensor
 
 from eagle3.config import TrainParams
 from eagle3.drafter import DrafterNet, DraftShape
-from eagle3.vocab import VocabMaps
+from eagle3.maps import VocabMaps
 
 
 def new_drafter(

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3.vocab import VocabMaps
+from eagle3.maps import VocabMaps
 
 LOGITS_AT_ONCE = 2**25
 """Logits held at a time (128 MiB in float32): rows are taken in chunks that keep below it."""

@@ -38,8 +38,12 @@ class TrainParams(Section):
 
     ttt_steps: Positive = Field(description="Unrolled draft steps per sequence.")
     step_decay: float = Field(gt=0, le=1, description="Loss weight ratio, step i+1 to i.")
+    init_from: str | None = Field(
+        description="Folder of a drafter in the plain format to go on from, its draft vocabulary "
+        "kept; null starts a new one."
+    )
     head_init: Literal["target", "random"] = Field(
-        description="Start the draft head from the target's rows, or at random."
+        description="Start a new drafter's head from the target's rows, or at random."
     )
     learning_rate: float = Field(gt=0, description="Peak of the schedule.")
     warmup_steps: NonNegative = Field(description="Optimizer steps of linear warm-up.")

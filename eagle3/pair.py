@@ -17,6 +17,7 @@ from eagle3.device import TORCH_DTYPES, pick_device
 from eagle3.drafter import DrafterNet
 from eagle3.errors import CheckpointError
 from eagle3.generate import DraftDecoder, TargetDecoder
+from eagle3.maps import VocabMaps
 from eagle3.target import (
     end_token_ids,
     load_model,
@@ -25,7 +26,6 @@ from eagle3.target import (
     read_head,
     target_logits,
 )
-from eagle3.vocab import VocabMaps
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from torch import Tensor
 from eagle3.acceptance import Tally, drafting_rows, supervised_spans, tally_answer
 from eagle3.attention import Chain, Documents, attend_chain
 from eagle3.drafter import DrafterNet
+from eagle3.maps import VocabMaps
 from eagle3.store.rows import Rows
-from eagle3.vocab import VocabMaps
 
 log = logging.getLogger(__name__)
 

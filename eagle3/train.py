@@ -18,6 +18,7 @@ from eagle3.config import DrafterParams, TrainParams
 from eagle3.contract import WEIGHTS_FILE
 from eagle3.progress import Reporter
 from eagle3.trainer import BEST, STATE, Trainer
+from eagle3.warm_start import init_from_sha256
 from eagle3.work import publish, workspace
 
 
@@ -35,12 +36,14 @@ def train_drafter(
 
     Raises:
         ArtifactError: an input was made from another target or corpus.
-        CheckpointError: the training state of an earlier, killed run is damaged.
+        CheckpointError: the training state of an earlier, killed run is damaged, or
+            `train.init_from` is not a drafter that this run can go on from.
         TrainingError: the loss is no longer a number.
     """
     states.require_made_from(corpus, HiddenStates.home)
     vocab.require_made_from(corpus, DraftVocab.home(vocab.size))
     made_from = {record.stage: record.fingerprint for record in (target, corpus, states, vocab)}
+    made_from |= init_from_sha256(params.init_from)
     chosen = {"drafter": drafter_params.model_dump(), "train": params.model_dump()}
     work = workspace(f"train@{vocab.size}", {**made_from, **chosen})
     trainer = Trainer(target, vocab, drafter_params, params, work, report)

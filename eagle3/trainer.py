@@ -29,6 +29,7 @@ from eagle3.errors import TrainingError
 from eagle3.hot.step import HotPath
 from eagle3.initialise import new_drafter
 from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.maps import load_maps
 from eagle3.optimizer import adamw, clip_and_update
 from eagle3.progress import Reporter
 from eagle3.replay import replay_rows
@@ -36,7 +37,7 @@ from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
 from eagle3.target import read_embedding, read_final_norm, read_head
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
-from eagle3.vocab import load_maps
+from eagle3.warm_start import published_drafter
 from eagle3.work import publish
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,12 @@ class Trainer:
         shape = DraftShape.of(
             drafter_params, target.hidden_size, target.vocab_size, vocab.draft_vocab
         )
-        self.net = new_drafter(shape, params, self.maps, norm_H, head_VH).to(self.device)
+        if params.init_from is None:
+            net = new_drafter(shape, params, self.maps, norm_H, head_VH)
+        else:
+            folder = Path(params.init_from)
+            net = published_drafter(folder, shape, target.aux_layers, self.maps)
+        self.net = net.to(self.device)
         betas = (params.beta1, params.beta2)
         self.optimizer = adamw(
             list(self.net.parameters()), params.learning_rate, betas, params.weight_decay

@@ -1,6 +1,6 @@
-"""The draft vocabulary: the most frequent target tokens, and the maps between the two.
+"""The draft vocabulary: the most frequent target tokens, or those of a published drafter.
 
-Shapes: V target vocabulary, D draft vocabulary, K tokens that are kept whatever their count.
+Shapes: V target vocabulary, D draft vocabulary.
 """
 
 import csv
@@ -9,13 +9,11 @@ import json
 import logging
 import shutil
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from eagle3.artifacts import (
@@ -29,39 +27,16 @@ from eagle3.artifacts import (
 )
 from eagle3.config import VocabParams, VocabSize, draft_vocab_size
 from eagle3.errors import VocabError
+from eagle3.maps import MAPS_FILE, VocabMaps, full_vocab, published_maps
 from eagle3.store.rows import Rows, load_rows
 from eagle3.target import load_tokenizer, special_and_chat_token_ids
 from eagle3.work import publish, room_for, workspace
 
 log = logging.getLogger(__name__)
 
-MAPS_FILE = "vocab.safetensors"
 COVERAGE_FILE = "coverage.json"
 
 CURVE_POINTS = 64
-
-
-@dataclass(frozen=True, eq=False)
-class VocabMaps:
-    """Draft ids to target ids and back, in the form that engines load."""
-
-    d2t_D: Tensor
-    """int64 offsets: the target id of draft id i is `i + d2t[i]`; ids ascend."""
-    t2d_V: Tensor
-    """bool: True where the target's token has a draft id."""
-
-    @property
-    def ids_D(self) -> Tensor:
-        """Target ids of the draft ids, int64, ascending."""
-        return torch.arange(len(self.d2t_D), device=self.d2t_D.device) + self.d2t_D
-
-    @property
-    def to_draft_V(self) -> Tensor:
-        """Draft ids of the target ids, int64; -1 for tokens outside."""
-        ids_D = self.ids_D
-        draft_V = torch.full(self.t2d_V.shape, -1, dtype=torch.int64, device=ids_D.device)
-        draft_V[ids_D] = torch.arange(len(ids_D), device=ids_D.device)
-        return draft_V
 
 
 def count_tokens(rows: Rows, target_vocab: int) -> Tensor:
@@ -102,60 +77,10 @@ def build_draft_vocab(counts_V: Tensor, draft_size: int, keep_ids: Collection[in
     return VocabMaps(ids_D - torch.arange(draft_size), t2d_V)
 
 
-def full_vocab(target_vocab: int) -> VocabMaps:
-    """The maps of a drafter that can say whatever the target can: identities."""
-    return VocabMaps(
-        torch.zeros(target_vocab, dtype=torch.int64), torch.ones(target_vocab, dtype=torch.bool)
-    )
-
-
 def coverage(counts_V: Tensor, maps: VocabMaps) -> float:
     """Share of the counted tokens that have a draft id; 1.0 if nothing was counted."""
     total = int(counts_V.sum())
     return int(counts_V[maps.t2d_V].sum()) / total if total else 1.0
-
-
-def require_agreement(maps: VocabMaps, where: str) -> None:
-    """Refuse maps that are not each other's inverse; `where` names their file.
-
-    Raises:
-        VocabError: ids do not rise, lie outside the target's vocabulary, or are not those of t2d.
-    """
-    ids_D, target_vocab = maps.ids_D, len(maps.t2d_V)
-    fault = None
-    if maps.d2t_D.dtype != torch.int64 or maps.t2d_V.dtype != torch.bool:
-        fault = f"d2t is {maps.d2t_D.dtype} and t2d {maps.t2d_V.dtype}, not int64 and bool"
-    elif len(ids_D) == 0 or ids_D[0] < 0 or ids_D[-1] >= target_vocab:
-        fault = f"d2t leads outside the target's {target_vocab} tokens"
-    elif not bool((ids_D.diff() > 0).all()):
-        fault = "the target ids of d2t do not rise"
-    elif int(maps.t2d_V.sum()) != len(ids_D) or not bool(maps.t2d_V[ids_D].all()):
-        fault = "t2d marks other tokens than d2t names"
-    if fault:
-        raise VocabError(f"the maps in {where} are damaged: {fault}; run `dvc repro --force vocab`")
-
-
-def load_maps(vocab: DraftVocab) -> VocabMaps:
-    """Read the maps of a draft vocabulary from its home.
-
-    Raises:
-        VocabError: missing, unreadable, or not the file that the record describes.
-    """
-    path = DraftVocab.home(vocab.size) / MAPS_FILE
-    if not path.is_file():
-        raise VocabError(f"{path} does not exist; run `dvc repro vocab`")
-    if file_sha256(path) != vocab.sha256:
-        raise VocabError(
-            f"{path} is not the file that {vocab.manifest} beside it describes (sha256 "
-            f"{vocab.sha256[:12]}); run `dvc repro --force vocab`"
-        )
-    try:
-        tensors = load_file(path)
-        maps = VocabMaps(tensors["d2t"], tensors["t2d"])
-    except (SafetensorError, KeyError) as error:
-        raise VocabError(f"{path} is damaged ({error!r}); run `dvc repro --force vocab`") from error
-    require_agreement(maps, str(path))
-    return maps
 
 
 def kept_ids(target: TargetModel, params: VocabParams) -> list[int]:
@@ -176,13 +101,52 @@ def kept_ids(target: TargetModel, params: VocabParams) -> list[int]:
     return sorted(ids)
 
 
+def adopt_vocab(
+    folder: Path, size: VocabSize, target_vocab: int, keep_ids: Collection[int]
+) -> VocabMaps:
+    """Take the draft vocabulary of the drafter that training starts from, which cannot be another.
+
+    Raises:
+        VocabError: it is of another size or target, or lacks a token of `keep_ids`.
+    """
+    maps = published_maps(folder)
+    its_draft, its_target = len(maps.d2t_D), len(maps.t2d_V)
+    if its_target != target_vocab:
+        raise VocabError(
+            f"{folder} (train.init_from) drafts for a target of {its_target} tokens, but the "
+            f"target has {target_vocab}; start from a drafter of this target, or from none (null)"
+        )
+    if its_draft != draft_vocab_size(size, target_vocab):
+        its_size = "full" if its_draft == its_target else its_draft
+        raise VocabError(
+            f"vocab.sizes has {size}, but {folder} (train.init_from) drafts {its_draft} of "
+            f"{its_target} tokens, and its vocabulary is kept; set vocab.sizes to [{its_size}], or "
+            "train.init_from to null"
+        )
+    if absent := [token for token in keep_ids if not maps.t2d_V[token]]:
+        raise VocabError(
+            f"{folder} (train.init_from) cannot draft {len(absent)} of the tokens to keep (first: "
+            f"id {absent[0]}), and its vocabulary is kept; set vocab.keep_special to false and "
+            "vocab.keep_tokens to [] to take it as it is"
+        )
+    return maps
+
+
 def select_vocab(
-    target: TargetModel, corpus: Corpus, params: VocabParams, size: VocabSize, out: Path
+    target: TargetModel,
+    corpus: Corpus,
+    params: VocabParams,
+    size: VocabSize,
+    init_from: str | None,
+    out: Path,
 ) -> DraftVocab:
     """Choose the draft vocabulary of one size by the training split, and measure what it covers.
 
+    With `init_from`, the folder of a published drafter, it is that drafter's.
+
     Raises:
-        VocabError: the size fits neither target nor tokens to keep; a token to keep is unknown.
+        VocabError: the size fits neither target nor tokens to keep; a token to keep is unknown;
+            `init_from` has another vocabulary.
         ArtifactError: the corpus is damaged or of another target.
     """
     corpus.require_made_from(target, Corpus.home)
@@ -190,11 +154,12 @@ def select_vocab(
     counts = {split: count_tokens(rows, target.vocab_size) for split, rows in splits.items()}
     keep = kept_ids(target, params)
     draft_size = draft_vocab_size(size, target.vocab_size)
-    maps = (
-        full_vocab(draft_size)
-        if size == "full"
-        else build_draft_vocab(counts["train"], draft_size, keep)
-    )
+    if init_from is not None:
+        maps = adopt_vocab(Path(init_from), size, target.vocab_size, keep)
+    elif size == "full":
+        maps = full_vocab(draft_size)
+    else:
+        maps = build_draft_vocab(counts["train"], draft_size, keep)
     figures = _coverages(splits, counts, maps)
     made_from = {target.stage: target.fingerprint, corpus.stage: corpus.fingerprint}
 
@@ -209,7 +174,11 @@ def select_vocab(
             coverage=figures,
         )
 
-    chosen = {"keep_special": params.keep_special, "keep_tokens": list(params.keep_tokens)}
+    chosen = {
+        "keep_special": params.keep_special,
+        "keep_tokens": list(params.keep_tokens),
+        "init_from": init_from,
+    }
     work = workspace(f"vocab@{size}", {**made_from, "params": chosen})
     vocab = _write(maps, record, work, out)
     curve = coverage_curve(counts["train"], counts["eval"], keep, draft_size)

@@ -12,7 +12,8 @@ def vocab_flow(params: Params, size: VocabSize) -> DraftVocab:
     """Choose the tokens that the drafter may draft, and measure what they cover."""
     target = TargetModel.load(TargetModel.home)
     corpus = Corpus.load(Corpus.home)
-    return vocab(target, corpus, params.vocab, size, DraftVocab.home(size))
+    home = DraftVocab.home(size)
+    return vocab(target, corpus, params.vocab, size, params.train.init_from, home)
 
 
 if __name__ == "__main__":  # what dvc.yaml runs

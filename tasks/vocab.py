@@ -10,7 +10,12 @@ from tasks.prefect_lazy import task
 
 @task(name="select-vocab", retries=0)
 def vocab(
-    target: TargetModel, corpus: Corpus, params: VocabParams, size: VocabSize, out: Path
+    target: TargetModel,
+    corpus: Corpus,
+    params: VocabParams,
+    size: VocabSize,
+    init_from: str | None,
+    out: Path,
 ) -> DraftVocab:
     """Select the draft vocabulary of one size."""
-    return select_vocab(target, corpus, params, size, out)
+    return select_vocab(target, corpus, params, size, init_from, out)

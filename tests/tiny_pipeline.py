@@ -32,7 +32,7 @@ def make_inputs(params: Params, size: VocabSize) -> Inputs:
     states = extract_hidden_states(
         target, corpus, params.extract, engine, HiddenStates.home, report
     )
-    vocab = select_vocab(target, corpus, params.vocab, size, DraftVocab.home(size))
+    vocab = select_vocab(target, corpus, params.vocab, size, None, DraftVocab.home(size))
     return Inputs(target, corpus, states, vocab)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from eagle3.drafter import DrafterNet, DraftShape
-from eagle3.vocab import VocabMaps
+from eagle3.maps import VocabMaps
 
 TOY_SHAPE = DraftShape(
     hidden_size=8,

@@ -19,8 +19,8 @@ from eagle3.hot.meet import Angles, Fed, Part, meet
 from eagle3.hot.norms import add_norm, norm
 from eagle3.hot.products import EVERY, Stack
 from eagle3.loss import TargetHead
+from eagle3.maps import VocabMaps
 from eagle3.ttt import Batch, Step, plan_unrolling
-from eagle3.vocab import VocabMaps
 
 
 @dataclass(frozen=True)

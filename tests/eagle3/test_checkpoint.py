@@ -15,7 +15,7 @@ from eagle3.checkpoint import (
     save_training_state,
 )
 from eagle3.errors import CheckpointError
-from eagle3.vocab import full_vocab
+from eagle3.maps import full_vocab
 
 
 def test_a_drafter_comes_back_with_its_weights_rounded_to_bfloat16(tmp_path: Path) -> None:

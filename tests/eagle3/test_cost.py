@@ -6,7 +6,7 @@ import torch
 from eagle3.cost import StepCosts, Stopwatch, measure_costs
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.generate import DraftDecoder, TargetDecoder
-from eagle3.vocab import full_vocab
+from eagle3.maps import full_vocab
 
 CONTEXT = [1, 40, 41, 42, 43, 44]
 

@@ -54,7 +54,7 @@ def make_drafter(params):
     states = extract_hidden_states(
         target, corpus, params.extract, engine, HiddenStates.home, report
     )
-    vocab = select_vocab(target, corpus, params.vocab, SIZE, DraftVocab.home(SIZE))
+    vocab = select_vocab(target, corpus, params.vocab, SIZE, None, DraftVocab.home(SIZE))
     home = Drafter.home(SIZE)
     train_drafter(target, corpus, states, vocab, params.drafter, params.train, home, report)
 

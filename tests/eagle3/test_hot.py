@@ -11,8 +11,8 @@ from eagle3.attention import Documents
 from eagle3.drafter import DrafterNet
 from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.maps import VocabMaps
 from eagle3.ttt import Batch, plan_unrolling, unroll
-from eagle3.vocab import VocabMaps
 
 H, V, D, STEPS = 8, 23, 11, 4
 WEIGHTS = [0.8**step for step in range(STEPS)]

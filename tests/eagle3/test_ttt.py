@@ -14,8 +14,8 @@ from toys import TOY_SHAPE as SHAPE
 from eagle3.attention import Documents
 from eagle3.drafter import DrafterNet
 from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.maps import VocabMaps
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
-from eagle3.vocab import VocabMaps
 
 H, V, D, STEPS, DECAY = 8, 23, 11, 4, 0.8
 # Two turns with glue between them, an answer that ends its row, an answer of one token, no answer.

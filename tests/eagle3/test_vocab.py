@@ -12,19 +12,10 @@ from safetensors.torch import save_file
 from eagle3.artifacts import Corpus, DraftVocab, Split, TargetModel, file_sha256
 from eagle3.config import TargetParams, VocabParams
 from eagle3.errors import ArtifactError, VocabError
+from eagle3.maps import VocabMaps, full_vocab, load_maps, require_agreement
 from eagle3.store.rows import Rows, rows_sha256, save_rows
 from eagle3.target import bring_target, load_tokenizer, special_and_chat_token_ids
-from eagle3.vocab import (
-    VocabMaps,
-    build_draft_vocab,
-    count_tokens,
-    coverage,
-    coverage_curve,
-    full_vocab,
-    load_maps,
-    require_agreement,
-    select_vocab,
-)
+from eagle3.vocab import build_draft_vocab, count_tokens, coverage, coverage_curve, select_vocab
 
 # Rows of the splits: domain, tokens, how many of the last tokens are the answer.
 TEXTS: dict[Split, list[tuple[str, list[int], int]]] = {
@@ -111,7 +102,7 @@ def test_maps_of_any_corpus_agree_and_no_left_out_token_is_more_frequent(seed: i
 
     maps = build_draft_vocab(counts_V, draft_size, keep_ids.tolist())
 
-    require_agreement(maps, "this test")
+    require_agreement(maps, "this test", "mend it")
     assert int(maps.t2d_V.sum()) == draft_size
     assert bool(maps.t2d_V[keep_ids].all())
     assert torch.equal(maps.to_draft_V[maps.ids_D], torch.arange(draft_size))
@@ -126,7 +117,7 @@ def test_the_full_vocabulary_is_the_identity() -> None:
     maps = full_vocab(5)
 
     assert maps.ids_D.tolist() == maps.to_draft_V.tolist() == [0, 1, 2, 3, 4]
-    require_agreement(maps, "this test")
+    require_agreement(maps, "this test", "mend it")
 
 
 def test_too_large_a_draft_vocabulary_names_the_key_to_lower() -> None:
@@ -183,12 +174,12 @@ def test_maps_that_disagree_are_refused(d2t: list[int], t2d: list[bool], fault: 
     maps = VocabMaps(torch.tensor(d2t, dtype=torch.int64), torch.tensor(t2d))
 
     with pytest.raises(VocabError, match=rf"{fault}.*run `dvc repro --force vocab`"):
-        require_agreement(maps, "here")
+        require_agreement(maps, "here", "run `dvc repro --force vocab`")
 
 
 def test_the_stage_leaves_maps_coverage_and_curve(target: TargetModel, corpus: Corpus) -> None:
     params = params_of(True, "~")
-    vocab = select_vocab(target, corpus, params, 30, DraftVocab.home(30))
+    vocab = select_vocab(target, corpus, params, 30, None, DraftVocab.home(30))
     maps = load_maps(vocab)
 
     tilde = load_tokenizer(target).get_vocab()["~"]
@@ -208,7 +199,7 @@ def test_the_stage_leaves_maps_coverage_and_curve(target: TargetModel, corpus: C
 
 
 def test_the_full_vocabulary_covers_everything(target: TargetModel, corpus: Corpus) -> None:
-    vocab = select_vocab(target, corpus, params_of(True), "full", DraftVocab.home("full"))
+    vocab = select_vocab(target, corpus, params_of(True), "full", None, DraftVocab.home("full"))
 
     assert vocab.draft_vocab == 320
     assert set(vocab.coverage.values()) == {1.0}
@@ -216,32 +207,32 @@ def test_the_full_vocabulary_covers_everything(target: TargetModel, corpus: Corp
 
 
 def test_without_keep_special_only_counts_decide(target: TargetModel, corpus: Corpus) -> None:
-    vocab = select_vocab(target, corpus, params_of(False), 5, DraftVocab.home(5))
+    vocab = select_vocab(target, corpus, params_of(False), 5, None, DraftVocab.home(5))
 
     assert load_maps(vocab).ids_D.tolist() == [0, 2, 301, 302, 311]
 
 
 def test_a_token_to_keep_that_nobody_knows_is_named(target: TargetModel, corpus: Corpus) -> None:
     with pytest.raises(VocabError, match=r"vocab.keep_tokens has '<\|none\|>'.*spell it as"):
-        select_vocab(target, corpus, params_of(True, "<|none|>"), 30, DraftVocab.home(30))
+        select_vocab(target, corpus, params_of(True, "<|none|>"), 30, None, DraftVocab.home(30))
 
 
 def test_a_corpus_of_another_target_is_refused(target: TargetModel, corpus: Corpus) -> None:
     other = corpus.model_copy(update={"made_from": {"target": "0" * 64}})
 
     with pytest.raises(ArtifactError, match=r"run `dvc repro corpus`"):
-        select_vocab(target, other, params_of(True), 30, DraftVocab.home(30))
+        select_vocab(target, other, params_of(True), 30, None, DraftVocab.home(30))
 
 
 def test_the_same_corpus_gives_the_same_bytes(target: TargetModel, corpus: Corpus) -> None:
-    first = select_vocab(target, corpus, params_of(True), 30, DraftVocab.home(30))
-    again = select_vocab(target, corpus, params_of(True), 30, DraftVocab.home(30))
+    first = select_vocab(target, corpus, params_of(True), 30, None, DraftVocab.home(30))
+    again = select_vocab(target, corpus, params_of(True), 30, None, DraftVocab.home(30))
 
     assert first == again
 
 
 def test_maps_that_were_changed_on_disk_are_refused(target: TargetModel, corpus: Corpus) -> None:
-    vocab = select_vocab(target, corpus, params_of(True), 30, DraftVocab.home(30))
+    vocab = select_vocab(target, corpus, params_of(True), 30, None, DraftVocab.home(30))
     path = DraftVocab.home(30) / "vocab.safetensors"
     maps = full_vocab(320)
     save_file({"d2t": maps.d2t_D, "t2d": maps.t2d_V}, path)

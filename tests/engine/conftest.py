@@ -81,7 +81,7 @@ def build_project(tiny_target: Path) -> Project:
     vocab_params = VocabParams(sizes=SIZES, keep_special=True, keep_tokens=())
     drafters = {}
     for size in SIZES:
-        vocab = select_vocab(target, corpus, vocab_params, size, DraftVocab.home(size))
+        vocab = select_vocab(target, corpus, vocab_params, size, None, DraftVocab.home(size))
         drafters[size] = train_drafter(
             target,
             corpus,
