@@ -18,6 +18,9 @@ AUX_STATES = 3
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 NESTED = "eagle_config"
 
+Format = Literal["plain", "speculators"]
+"""What engines load: SGLang the first, vLLM both."""
+
 WeightDtype = Literal["bfloat16", "int64", "bool"]
 
 HEADER_DTYPES: dict[WeightDtype, str] = {"bfloat16": "BF16", "int64": "I64", "bool": "BOOL"}

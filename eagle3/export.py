@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from safetensors.torch import load_file, save_file
 
@@ -19,12 +19,11 @@ from eagle3.contract import (
     LAYER_IDS,
     NESTED,
     WEIGHTS_FILE,
+    Format,
     is_speculators,
 )
 from eagle3.errors import CheckpointError
 from eagle3.target_facts import read_target
-
-Format = Literal["plain", "speculators"]
 
 OUTER_KEYS = ("architectures", "draft_vocab_size", "target_hidden_size", "norm_before_residual")
 """Keys of the plain config that the speculators format keeps outside `transformer_layer_config`."""

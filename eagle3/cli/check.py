@@ -8,7 +8,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from eagle3.check import check_drafter
 from eagle3.cli.output import JsonFlag, answer
 from eagle3.fault import Fault
 
@@ -25,6 +24,9 @@ def check(
 
     Example: eagle3 check models/32000 --target data/target
     """
+    # Here, since it needs torch, and `eagle3 --help` should not wait for it.
+    from eagle3.check import check_drafter
+
     faults = check_drafter(folder, target)
     facts = {"ok": not faults, "faults": [asdict(fault) for fault in faults]}
     answer(facts, json, _table(folder, faults) if faults else f"{folder} keeps the contract")

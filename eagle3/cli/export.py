@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from eagle3.cli.output import JsonFlag, answer
-from eagle3.export import Format, export_drafter
+from eagle3.contract import Format
 
 
 def export(
@@ -28,6 +28,9 @@ def export(
 
     Example: eagle3 export models/32000 --to speculators --target data/target
     """
+    # Here, since it needs torch, and `eagle3 --help` should not wait for it.
+    from eagle3.export import export_drafter
+
     result = out or folder.with_name(f"{folder.name}-{to}")
     export_drafter(folder, result, to, target, draft_tokens)
     answer({"out": str(result), "format": to}, json, f"wrote {result} ({to} format)")

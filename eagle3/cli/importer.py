@@ -7,7 +7,6 @@ import typer
 
 from eagle3.cli.output import JsonFlag, answer
 from eagle3.errors import ParamsError
-from eagle3.importer import import_drafter
 
 
 def import_(
@@ -27,6 +26,9 @@ def import_(
 
     Example: eagle3 import downloads/drafter models/theirs --target data/target
     """
+    # Here, since it needs torch, and `eagle3 --help` should not wait for it.
+    from eagle3.importer import import_drafter
+
     changes = import_drafter(folder, out, target, None if layer_ids is None else _ids(layer_ids))
     answer(
         {"out": str(out), "changes": changes}, json, f"wrote {out}", *(f"  {c}" for c in changes)
