@@ -11,6 +11,7 @@ from eagle3.cli.doctor import doctor
 from eagle3.cli.export import export
 from eagle3.cli.importer import import_
 from eagle3.cli.inspect import inspect
+from eagle3.cli.measure import measure
 from eagle3.cli.output import log_to_stderr
 from eagle3.cli.params import params
 from eagle3.cli.report import report
@@ -25,7 +26,7 @@ app = typer.Typer(
     help="Train EAGLE-3 drafters and measure what they are worth.",
 )
 app.callback()(log_to_stderr)
-for command in (params, inspect, report, check, export, clean, doctor):
+for command in (params, inspect, report, check, export, measure, clean, doctor):
     app.command()(command)
 app.command("import")(import_)
 app.add_typer(store_app, name="store")

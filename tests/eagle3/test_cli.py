@@ -21,6 +21,7 @@ COMMANDS = [
     ["check"],
     ["export"],
     ["import"],
+    ["measure"],
     ["clean"],
     ["doctor"],
     ["store", "info"],
