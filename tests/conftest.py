@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
+from tiny_params import jsonl_source, tiny_params_tree
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from eagle3.config import PARAMS_FILE, Params, TargetParams, check_params
+from eagle3.config import Params, TargetParams, check_params
 from eagle3.target.quiet import quiet_transformers
 
-ROOT = Path(__file__).parents[1]
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 # As SmolLM2's: one turn per message, a default system turn, and a newline after the end token.
@@ -122,66 +121,18 @@ def tiny_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def tiny_target_params(tiny_target: Path) -> TargetParams:
     """The `target` section that takes the tiny target from its folder."""
-    shape = {"num_layers": 8, "hidden_size": 32, "vocab_size": 320}
-    return TargetParams.model_validate(
-        {
-            "source": str(tiny_target),
-            "shape": shape,
-            "aux_layers": "default",
-            "weights": "copy",
-            "trust_remote_code": False,
-            "dtype": "float32",
-            "device": "cpu",
-        }
-    )
+    return TargetParams.model_validate(tiny_params_tree(tiny_target)["target"])
 
 
 @pytest.fixture
-def tiny_params(tiny_target_params: TargetParams, tmp_path: Path) -> Params:
+def tiny_params(tiny_target: Path, tmp_path: Path) -> Params:
     """params.yaml cut down to a pipeline of seconds; its chats lie in tmp_path/chats.jsonl."""
     chats, held_out = tmp_path / "chats.jsonl", tmp_path / "held-out.jsonl"
     chats.write_text("".join(json.dumps(chat) + "\n" for chat in tiny_chats()))
     held_out.write_text('{"prompt": "What does a lamp do?"}\n{"prompt": "Is a road long?"}\n')
-    raw = yaml.safe_load((ROOT / PARAMS_FILE).read_text())
-    raw["target"] = tiny_target_params.model_dump(mode="json")
-    raw["corpus"] |= {
-        "sources": [
-            jsonl_source(chats, "chat", "by-hash"),
-            jsonl_source(held_out, "held-out", "eval"),
-        ],
-        "max_length": 128,
-        "validation_fraction": 0.2,
-        "eval_fraction": 0.2,
-    }
-    raw["corpus"]["answers"] |= {"max_new_tokens": 12, "batch_size": 8}
-    raw["extract"] |= {"chunk_tokens": 64, "shard_tokens": 256}
-    raw["vocab"] |= {"sizes": [128, "full"]}
-    raw["drafter"] |= {
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "rope_theta": 10000.0,
-        "max_position_embeddings": 512,
-    }
-    raw["train"] |= {
-        "ttt_steps": 2,
-        "warmup_steps": 1,
-        "total_steps": 6,
-        "batch_tokens": 256,
-        "validate_every": 3,
-        "device": "cpu",
-    }
-    raw["evaluate"] |= {
-        "draft_tokens": [1, 3],
-        "loop_draft_tokens": 3,
-        "loop_prompts": 2,
-        "timing_repeats": 2,
-        "device": "cpu",
-    }
+    raw = tiny_params_tree(tiny_target)
+    raw["corpus"]["sources"] = [
+        jsonl_source(chats, "chat", "by-hash"),
+        jsonl_source(held_out, "held-out", "eval"),
+    ]
     return check_params(raw, "tiny_params")
-
-
-def jsonl_source(path: Path, domain: str, split: str) -> dict[str, Any]:
-    """An entry of corpus.sources."""
-    return {"kind": "jsonl", "path": str(path), "domain": domain, "split": split, "limit": None}

@@ -3,31 +3,22 @@
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
+from tiny_params import jsonl_source, tiny_params_tree
+from tiny_pipeline import make_inputs, train
 
 from eagle3.artifacts import Corpus, Drafter, DraftVocab, HiddenStates, TargetModel
-from eagle3.config import (
-    CorpusParams,
-    DrafterParams,
-    ExtractParams,
-    TargetParams,
-    TrainParams,
-    VocabParams,
-    VocabSize,
-)
-from eagle3.corpus import build_corpus
+from eagle3.config import Params, TargetParams, VocabSize, check_params
 from eagle3.engines.server import find_engine
-from eagle3.engines.transformers import TransformersEngine
 from eagle3.errors import EngineError
-from eagle3.extract import extract_hidden_states
-from eagle3.progress import ConsoleReporter
-from eagle3.target import bring_target
-from eagle3.train import train_drafter
 from eagle3.vocab import select_vocab
+
+HEAD_DIM = 32
+"""The narrowest that vLLM's CPU attention knows."""
 
 SIZES: tuple[VocabSize, ...] = (128, "full")
 SUBJECTS = ["the sea", "a tree", "our street", "the moon", "a clock", "the river", "a fox", "tea"]
@@ -70,29 +61,14 @@ def project(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def build_project(tiny_target: Path) -> Project:
-    report = ConsoleReporter()
-    params = target_params(servable_target(tiny_target, Path("model")))
-    target = bring_target(params, TargetModel.home)
-    engine = TransformersEngine(target, params)
-    corpus = build_corpus(target, corpus_params(), engine, Corpus.home, report)
-    states = extract_hidden_states(
-        target, corpus, extract_params(), engine, HiddenStates.home, report
-    )
-    vocab_params = VocabParams(sizes=SIZES, keep_special=True, keep_tokens=())
+    params = project_params(servable_target(tiny_target, Path("model")))
+    inputs = make_inputs(params, SIZES[0])
     drafters = {}
     for size in SIZES:
-        vocab = select_vocab(target, corpus, vocab_params, size, None, DraftVocab.home(size))
-        drafters[size] = train_drafter(
-            target,
-            corpus,
-            states,
-            vocab,
-            drafter_params(),
-            train_params(),
-            Drafter.home(size),
-            report,
-        )
-    return Project(params, target, corpus, states, drafters)
+        home = DraftVocab.home(size)
+        vocab = select_vocab(inputs.target, inputs.corpus, params.vocab, size, None, home)
+        drafters[size] = train(replace(inputs, vocab=vocab), params)
+    return Project(params.target, inputs.target, inputs.corpus, inputs.states, drafters)
 
 
 def servable_target(tiny_target: Path, folder: Path) -> Path:
@@ -101,37 +77,18 @@ def servable_target(tiny_target: Path, folder: Path) -> Path:
 
     shutil.copytree(tiny_target, folder)
     config = LlamaConfig.from_pretrained(folder)
-    config.head_dim = 32
+    config.head_dim = HEAD_DIM
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 
-def target_params(folder: Path) -> TargetParams:
-    config = json.loads((folder / "config.json").read_text())
-    return TargetParams.model_validate(
-        {
-            "source": str(folder),
-            "shape": {
-                "num_layers": config["num_hidden_layers"],
-                "hidden_size": config["hidden_size"],
-                "vocab_size": config["vocab_size"],
-            },
-            "aux_layers": "default",
-            "weights": "copy",
-            "trust_remote_code": False,
-            "dtype": "float32",
-            "device": "cpu",
-        }
-    )
-
-
-def corpus_params() -> CorpusParams:
-    chats = Path("chats.jsonl")
+def project_params(target: Path) -> Params:
+    """The tiny pipeline, trained until vLLM accepts some of what is drafted."""
+    chats, held_out = Path("chats.jsonl"), Path("held-out.jsonl")
     prompts = [question.format(subject) for subject in SUBJECTS for question in QUESTIONS]
     chats.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    held_out = Path("held-out.jsonl")
     # Long common beginnings: what a prefix cache would cut states short by.
     held_out.write_text(
         "".join(
@@ -139,81 +96,26 @@ def corpus_params() -> CorpusParams:
             for end in ("a fox", "a clock", "tea", "the moon", "a tree", "rain", "a road", "snow")
         )
     )
-    return CorpusParams.model_validate(
-        {
-            "sources": [
-                {
-                    "kind": "jsonl",
-                    "path": str(path),
-                    "domain": domain,
-                    "split": split,
-                    "limit": None,
-                }
-                for path, domain, split in (
-                    (chats, "chat", "by-hash"),
-                    (held_out, "held-out", "eval"),
-                )
-            ],
-            "answers": {
-                "backend": "transformers",
-                "by": "target",
-                "temperature": 0.0,
-                "top_p": 1.0,
-                "max_new_tokens": 48,
-                "seed": 0,
-                "batch_size": 16,
-            },
-            "max_length": 192,
-            "max_malformed": 0,
-            "validation_fraction": 0.1,
-            "eval_fraction": 0.3,
-        }
-    )
-
-
-def extract_params() -> ExtractParams:
-    return ExtractParams(
-        backend="transformers",
-        state_dtype="float32",
-        eval_state_dtype="float32",
-        chunk_tokens=64,
-        shard_tokens=512,
-    )
-
-
-def drafter_params() -> DrafterParams:
-    return DrafterParams(
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        max_position_embeddings=512,
-    )
-
-
-def train_params() -> TrainParams:
-    return TrainParams.model_validate(
-        {
-            "ttt_steps": 3,
-            "step_decay": 0.8,
-            "head_init": "target",
-            "learning_rate": 3e-3,
-            "warmup_steps": 5,
-            "min_learning_rate_ratio": 0.1,
-            "total_steps": 60,
-            "batch_tokens": 1024,
-            "accumulate": 1,
-            "weight_decay": 0.0,
-            "beta1": 0.9,
-            "beta2": 0.95,
-            "max_grad_norm": 1.0,
-            "log_every": 30,
-            "validate_every": 30,
-            "validate_draft_tokens": 3,
-            "seed": 0,
-            "dtype": "float32",
-            "device": "cpu",
-        }
-    )
+    raw = tiny_params_tree(target)
+    raw["corpus"] |= {
+        "sources": [
+            jsonl_source(chats, "chat", "by-hash"),
+            jsonl_source(held_out, "held-out", "eval"),
+        ],
+        "max_length": 192,
+        "validation_fraction": 0.1,
+        "eval_fraction": 0.3,
+    }
+    raw["corpus"]["answers"] |= {"temperature": 0.0, "max_new_tokens": 48, "batch_size": 16}
+    raw["extract"] |= {"state_dtype": "float32"}
+    raw["vocab"]["sizes"] = list(SIZES)
+    raw["drafter"]["head_dim"] = HEAD_DIM
+    raw["train"] |= {
+        "ttt_steps": 3,
+        "learning_rate": 3e-3,
+        "warmup_steps": 5,
+        "total_steps": 60,
+        "batch_tokens": 1024,
+        "validate_every": 30,
+    }
+    return check_params(raw, "engine tests")
