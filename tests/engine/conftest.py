@@ -87,7 +87,8 @@ def build_project(tiny_target: Path) -> Project:
             corpus,
             states,
             vocab,
-            drafter_params(),
+            # One of the two with the norms of EAGLE-3.1, so that vLLM serves both networks.
+            drafter_params(norms=size == "full"),
             train_params(),
             Drafter.home(size),
             report,
@@ -181,7 +182,7 @@ def extract_params() -> ExtractParams:
     )
 
 
-def drafter_params() -> DrafterParams:
+def drafter_params(norms: bool) -> DrafterParams:
     return DrafterParams(
         intermediate_size=64,
         num_attention_heads=4,
@@ -190,6 +191,8 @@ def drafter_params() -> DrafterParams:
         rms_norm_eps=1e-5,
         rope_theta=10000.0,
         max_position_embeddings=512,
+        fc_norm=norms,
+        norm_output=norms,
     )
 
 
@@ -198,7 +201,10 @@ def train_params() -> TrainParams:
         {
             "ttt_steps": 3,
             "step_decay": 0.8,
+            "init_from": None,
             "head_init": "target",
+            "head": "trained",
+            "loss": "cross_entropy",
             "learning_rate": 3e-3,
             "warmup_steps": 5,
             "min_learning_rate_ratio": 0.1,
