@@ -54,7 +54,7 @@ def parameter_table(params: Params, size: VocabSize) -> ParameterTable:
     """Count the parameters of a drafter of one draft vocabulary; nothing is allocated.
 
     A target that ties embedding and head is counted as if it did not: the loss reads D rows of the
-    head as a tensor of their own. A frozen draft head (`train.head`) is those D rows, counted once.
+    head as a tensor of their own. A frozen draft head (`train.head`) is those rows: counted once.
 
     Raises:
         ParamsError: the draft vocabulary does not fit the target's.
@@ -81,8 +81,7 @@ def parameter_table(params: Params, size: VocabSize) -> ParameterTable:
         # d2t and t2d are maps, not parameters.
         if spec.dtype == "bfloat16" and not (params.train.head == "frozen" and name == HEAD)
     ]
-    rows = "target head, draft rows"
-    rows = f"{rows} = {HEAD}" if params.train.head == "frozen" else rows
+    rows = HEAD if params.train.head == "frozen" else "target head, draft rows"
     frozen = [
         TensorCount("target embedding", (shape.vocab_size, shape.hidden_size), trainable=False),
         TensorCount(rows, (draft_vocab, shape.hidden_size), trainable=False),
