@@ -58,7 +58,7 @@ def _faults(folder: Path, target: TargetFacts | None) -> Iterator[Fault]:
     if isinstance(config, Fault):
         yield config
     else:
-        yield from config_faults(config, target, ours=(folder / Drafter.manifest).is_file())
+        yield from config_faults(config, target, _trained_as(folder))
     if not (folder / WEIGHTS_FILE).is_file():
         yield _no_weights(folder)
         return
@@ -98,6 +98,18 @@ def _no_weights(folder: Path) -> Fault:
         names = ", ".join(path.name for path in others)
         return Fault(WEIGHTS_FILE, f"is missing; the weights are in {names}", IMPORT)
     return Fault(WEIGHTS_FILE, "is missing", "copy it from where the drafter was trained")
+
+
+def _trained_as(folder: Path) -> dict[str, Any] | None:
+    """The `drafter` section of our record; None without a record, empty where it is damaged."""
+    path = folder / Drafter.manifest
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_text())["params"]["drafter"])
+    except (ValueError, KeyError, TypeError):
+        # `_record` names the damage.
+        return {}
 
 
 def _record(folder: Path) -> Iterator[Fault]:

@@ -10,6 +10,7 @@ from eagle3.contract import (
     FIXED,
     LAYER_IDS,
     NESTED,
+    NORM_SWITCHES,
     NOT_IN_THE_TABLE,
     SIZES,
     default_layer_ids,
@@ -28,17 +29,20 @@ SPECULATORS_OWN = ("architectures", "torch_dtype")
 """Fixed keys of the plain format that vLLM sets itself for the speculators format."""
 
 
-def config_faults(config: Config, target: TargetFacts | None, ours: bool) -> Iterator[Fault]:
+def config_faults(
+    config: Config, target: TargetFacts | None, trained: Config | None
+) -> Iterator[Fault]:
     """Name every fault of a parsed config.json.
 
-    `ours` says that our own record lies beside it, so it must describe the network that we train.
+    `trained` is the `drafter` section that our own record beside it holds, if there is one: it says
+    which network the weights are of.
     """
     view = plain_view(config)
     yield from _fixed(config, view)
     yield from _sizes(view)
     yield from _sizes_agree(view)
     yield from _rope(view)
-    yield from _switches(config, view, ours)
+    yield from _switches(config, view, trained)
     yield from _ids_stand_twice(config)
     yield from _ids_fit(view, target)
     if is_speculators(config):
@@ -125,7 +129,7 @@ def _rope(view: Config) -> Iterator[Fault]:
             )
 
 
-def _switches(config: Config, view: Config, ours: bool) -> Iterator[Fault]:
+def _switches(config: Config, view: Config, trained: Config | None) -> Iterator[Fault]:
     for key in NOT_IN_THE_TABLE:
         if view.get(key):
             yield Fault(
@@ -140,15 +144,15 @@ def _switches(config: Config, view: Config, ours: bool) -> Iterator[Fault]:
     states = view.get("num_aux_hidden_states", AUX_STATES)
     if states != AUX_STATES:
         yield Fault(_key("num_aux_hidden_states"), f"is {states!r}", f"write {AUX_STATES}")
-    for key in ("norm_before_residual", "norm_output"):
+    for key in NORM_SWITCHES:
         value = view.get(key, False)
         if not isinstance(value, bool):
             yield Fault(_key(key), f"is {value!r}", "write true or false")
-        elif ours and value:
-            found = (
-                f"is {value}" if key in config else "is missing, which this format reads as True"
-            )
-            yield Fault(_key(key), found, "write false: eagle3 trains without it")
+        elif trained is not None and value != bool(trained.get(key)):
+            found = f"is {value}" if key in config else f"is missing, which means {value}"
+            way = "without" if value else "with"
+            fix = f"write {str(not value).lower()}: it was trained {way} it"
+            yield Fault(_key(key), found, fix)
 
 
 def _ids_stand_twice(config: Config) -> Iterator[Fault]:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from eagle3.artifacts import write_atomically
-from eagle3.contract import CONFIG_FILE, WEIGHTS_FILE, draft_config
+from eagle3.contract import CONFIG_FILE, NORM_SWITCHES, WEIGHTS_FILE, draft_config
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.errors import CheckpointError
 from eagle3.maps import VocabMaps, full_vocab
@@ -58,6 +58,8 @@ def config_of(shape: DraftShape, aux_layers: tuple[int, int, int]) -> dict[str, 
         max_position_embeddings=shape.max_position_embeddings,
         vocab_size=shape.vocab_size,
         draft_vocab_size=shape.draft_vocab,
+        fc_norm=shape.fc_norm,
+        norm_output=shape.norm_output,
     )
 
 
@@ -75,6 +77,7 @@ def load_drafter(folder: Path) -> tuple[DrafterNet, VocabMaps]:
         raise CheckpointError(
             f"{folder} is not a drafter: {error}; `eagle3 check {folder}` names every fault"
         ) from error
+    config = dict.fromkeys(NORM_SWITCHES, False) | config
     shape = DraftShape(
         draft_vocab=config["draft_vocab_size"],
         **{key: config[key] for key in DraftShape.__dataclass_fields__ if key != "draft_vocab"},

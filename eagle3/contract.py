@@ -49,8 +49,15 @@ FIXED: dict[str, Any] = {
 }
 """Keys of config.json that have one value in every drafter."""
 
-NOT_IN_THE_TABLE = ("norm_before_fc", "fc_norm", "attention_bias", "qkv_bias", "mlp_bias")
+NOT_IN_THE_TABLE = ("norm_before_fc", "attention_bias", "qkv_bias", "mlp_bias")
 """Optional switches that add tensors which no drafter of this contract has: absent or false."""
+
+NORM_SWITCHES = ("norm_before_residual", "fc_norm", "norm_output")
+"""Switches that make another network: true or false; absent, in the plain format, means false.
+
+`fc_norm` adds a norm for each aux state. `norm_output` feeds back the normed state, in SGLang, vLLM
+and speculators; SpecForge up to its #879 read the same word as "norm before the head".
+"""
 
 
 @dataclass(frozen=True)
@@ -91,12 +98,16 @@ def draft_config(
     max_position_embeddings: int,
     vocab_size: int,
     draft_vocab_size: int,
+    fc_norm: bool = False,
+    norm_output: bool = False,
 ) -> dict[str, Any]:
     """Build config.json of the plain format.
 
     `vocab_size` is the target's, also for a reduced vocabulary. `aux_layers` are in our convention.
-    The ids stand twice: vLLM's newer runner reads the top level, SGLang reads `eagle_config`.
+    The ids stand twice: vLLM's newer runner reads the top level, SGLang reads `eagle_config`. The
+    norms of EAGLE-3.1 are written where they are used alone: older readers know neither key.
     """
+    norms = {"fc_norm": fc_norm, "norm_output": norm_output}
     return {
         **FIXED,
         "hidden_size": hidden_size,
@@ -111,6 +122,7 @@ def draft_config(
         "vocab_size": vocab_size,
         "draft_vocab_size": draft_vocab_size,
         "norm_before_residual": False,
+        **{key: used for key, used in norms.items() if used},
         **layer_id_keys(aux_layers),
     }
 
@@ -148,6 +160,8 @@ def tensor_table(config: Mapping[str, Any]) -> dict[str, TensorSpec]:
         "norm.weight": (width,),
         "lm_head.weight": (drafted, width),
     }
+    if config.get("fc_norm"):
+        shapes |= {f"fc_norm.{state}.weight": (target_width,) for state in range(AUX_STATES)}
     table = {name: TensorSpec(shape, "bfloat16") for name, shape in shapes.items()}
     if drafted != vocab:
         table["d2t"] = TensorSpec((drafted,), "int64")

@@ -10,6 +10,8 @@ from eagle3.config import Params, VocabSize, draft_vocab_size
 from eagle3.contract import draft_config, tensor_table
 from eagle3.errors import ParamsError
 
+HEAD = "lm_head.weight"
+
 
 @dataclass(frozen=True)
 class TensorCount:
@@ -34,7 +36,7 @@ class ParameterTable:
 
     @property
     def trainable(self) -> int:
-        """Parameters that the optimizer moves: fc, layer, norms and head."""
+        """Parameters that the optimizer moves: fc, layer, norms, and the head unless frozen."""
         return sum(tensor.parameters for tensor in self.tensors if tensor.trainable)
 
     @property
@@ -52,7 +54,7 @@ def parameter_table(params: Params, size: VocabSize) -> ParameterTable:
     """Count the parameters of a drafter of one draft vocabulary; nothing is allocated.
 
     A target that ties embedding and head is counted as if it did not: the loss reads D rows of the
-    head as a tensor of their own.
+    head as a tensor of their own. A frozen draft head (`train.head`) is those rows: counted once.
 
     Raises:
         ParamsError: the draft vocabulary does not fit the target's.
@@ -77,11 +79,12 @@ def parameter_table(params: Params, size: VocabSize) -> ParameterTable:
         TensorCount(name, spec.shape, trainable=True)
         for name, spec in tensor_table(config).items()
         # d2t and t2d are maps, not parameters.
-        if spec.dtype == "bfloat16"
+        if spec.dtype == "bfloat16" and not (params.train.head == "frozen" and name == HEAD)
     ]
+    rows = HEAD if params.train.head == "frozen" else "target head, draft rows"
     frozen = [
         TensorCount("target embedding", (shape.vocab_size, shape.hidden_size), trainable=False),
-        TensorCount("target head, draft rows", (draft_vocab, shape.hidden_size), trainable=False),
+        TensorCount(rows, (draft_vocab, shape.hidden_size), trainable=False),
         TensorCount("target final norm", (shape.hidden_size,), trainable=False),
     ]
     return ParameterTable(draft_vocab, (*trained, *frozen))

@@ -14,7 +14,13 @@ Parameter names and shapes are those of the checkpoint that engines load (contra
 
 Shapes: N rows, R rows that still draft, H width (the target's), D draft vocabulary,
 A query heads, K key-value heads, E head width, Q = A + 2K.
-Source: EAGLE-3, arXiv 2503.01840; SafeAILab/EAGLE, eagle/traineagle3.
+
+EAGLE-3.1 adds two switches, each against hidden states that outgrow the others ("attention drift"):
+`fc_norm` norms each aux state by itself before fc, and `norm_output` feeds a state back after the
+final norm instead of before it. What the head reads is the normed state either way.
+
+Source: EAGLE-3, arXiv 2503.01840; SafeAILab/EAGLE, eagle/traineagle3. EAGLE-3.1, arXiv 2605.09992,
+as vLLM reads it (model_executor/models/llama_eagle3.py).
 """
 
 from dataclasses import dataclass
@@ -42,6 +48,9 @@ class DraftShape:
     rms_norm_eps: float
     rope_theta: float
     max_position_embeddings: int
+    # As in config.json, absent means false.
+    fc_norm: bool = False
+    norm_output: bool = False
 
     @classmethod
     def of(
@@ -145,7 +154,7 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
     def finish(self, hidden_RH: Tensor, attended_RAE: Tensor) -> Tensor:
-        """From attention's output to the state that is fed back, before the final norm: [R, H]."""
+        """From attention's output to the layer's: [R, H]."""
         hidden_RH = hidden_RH + self.self_attn.o_proj(attended_RAE.flatten(1))
         return hidden_RH + self.mlp(self.post_attention_layernorm(hidden_RH))
 
@@ -160,9 +169,16 @@ class DrafterNet(nn.Module):
         self.midlayer = DraftLayer(shape)
         self.norm = nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab, bias=False)
+        self.fc_norm: nn.ModuleList | None = None
+        if shape.fc_norm:
+            norms = [nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps) for _ in range(3)]
+            self.fc_norm = nn.ModuleList(norms)
 
     def fuse(self, aux_N3H: Tensor) -> Tensor:
         """Features of the target's three aux states: [N, 3, H] -> [N, H]."""
+        if self.fc_norm is not None:
+            states = zip(self.fc_norm, aux_N3H.unbind(1), strict=True)
+            aux_N3H = torch.stack([norm(aux_NH) for norm, aux_NH in states], dim=1)
         return self.fc(aux_N3H.flatten(1))
 
     def embedding_half(self, embedding_NH: Tensor) -> Tensor:
@@ -188,9 +204,18 @@ class DrafterNet(nn.Module):
         key_NKE, value_NKE = both.chunk(2, dim=1)
         return rotate(key_NKE, positions_N, self.shape.rope_theta), value_NKE
 
-    def logits(self, hidden_NH: Tensor) -> Tensor:
-        """Scores over the draft vocabulary of states as `decode` returns them: [N, D]."""
-        return self.lm_head(self.norm(hidden_NH))
+    def finish(self, hidden_RH: Tensor, attended_RAE: Tensor) -> Tensor:
+        """From attention's output to the state that is fed back: [R, H]."""
+        state_RH = self.midlayer.finish(hidden_RH, attended_RAE)
+        return self.norm(state_RH) if self.shape.norm_output else state_RH
+
+    def head_input(self, state_NH: Tensor) -> Tensor:
+        """What the head reads of a state as `finish` returns it, the normed state: [N, H]."""
+        return state_NH if self.shape.norm_output else self.norm(state_NH)
+
+    def logits(self, state_NH: Tensor) -> Tensor:
+        """Scores over the draft vocabulary of states as `finish` returns them: [N, D]."""
+        return self.lm_head(self.head_input(state_NH))
 
     def decode(
         self, embedding_NH: Tensor, hidden_NH: Tensor, positions_N: Tensor, cache: DraftCache
@@ -199,11 +224,11 @@ class DrafterNet(nn.Module):
 
         The rows' keys and values are appended to the cache; each row attends to what the cache
         held and to the new rows up to itself. `hidden` is a feature (`fuse`) for rows that the
-        target has seen, the drafter's own last state for draft steps. Returns states before the
-        final norm, [N, H].
+        target has seen, the drafter's own last state for draft steps. Returns states as `finish`
+        does, [N, H].
         """
         embedded_NQE = self.embedding_half(embedding_NH)
         query_NAE = self.query(embedded_NQE, hidden_NH, positions_N)
         cache.append(*self.key_value(embedded_NQE, hidden_NH, positions_N))
         attended_NAE = attend_cache(query_NAE, cache.keys_NKE, cache.values_NKE)
-        return self.midlayer.finish(hidden_NH, attended_NAE)
+        return self.finish(hidden_NH, attended_NAE)

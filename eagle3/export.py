@@ -18,6 +18,7 @@ from eagle3.contract import (
     CONFIG_FILE,
     LAYER_IDS,
     NESTED,
+    NORM_SWITCHES,
     WEIGHTS_FILE,
     Format,
     is_speculators,
@@ -25,7 +26,7 @@ from eagle3.contract import (
 from eagle3.errors import CheckpointError
 from eagle3.target_facts import read_target
 
-OUTER_KEYS = ("architectures", "draft_vocab_size", "target_hidden_size", "norm_before_residual")
+OUTER_KEYS = ("architectures", "draft_vocab_size", "target_hidden_size", *NORM_SWITCHES)
 """Keys of the plain config that the speculators format keeps outside `transformer_layer_config`."""
 
 
@@ -112,8 +113,8 @@ def speculators_config(
         "transformer_layer_config": layer,
         "draft_vocab_size": config["draft_vocab_size"],
         "target_hidden_size": config.get("target_hidden_size"),
-        # Written although it is False: absent means True here, and False in the plain format.
-        "norm_before_residual": config.get("norm_before_residual", False),
+        # Written also where they are false: an absent norm_before_residual means True here.
+        **{key: config.get(key, False) for key in NORM_SWITCHES},
         LAYER_IDS: config[LAYER_IDS],
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",

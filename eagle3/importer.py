@@ -23,6 +23,7 @@ from eagle3.contract import (
     FIXED,
     LAYER_IDS,
     NESTED,
+    NOT_IN_THE_TABLE,
     WEIGHTS_FILE,
     default_layer_ids,
     draft_config,
@@ -215,11 +216,12 @@ def _config(
         max_position_embeddings=_number(view, "max_position_embeddings", folder),
         vocab_size=vocab,
         draft_vocab_size=drafted,
+        fc_norm=bool(view.get("fc_norm")),
+        norm_output=bool(view.get("norm_output")),
     )
     config |= rope_keys(config["rope_theta"], scaling)
-    others = ("norm_output", "norm_before_fc", "fc_norm", "attention_bias", "mlp_bias", "qkv_bias")
     # What makes another network is carried over, so that the check refuses what it cannot prove.
-    config |= {key: view[key] for key in others if view.get(key)}
+    config |= {key: view[key] for key in NOT_IN_THE_TABLE if view.get(key)}
     config["norm_before_residual"] = view["norm_before_residual"]
     if changed := [key for key in FIXED if view.get(key) != FIXED[key]]:
         notes.append(f"wrote {', '.join(changed)} as the plain format has them")

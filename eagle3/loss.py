@@ -1,19 +1,32 @@
-"""The drafter's loss: cross-entropy against the target's distribution on the draft vocabulary.
+"""The drafter's loss against the target's distribution on the draft vocabulary, and its gradient.
 
-The target's softmax is restricted to the draft vocabulary and renormalised. Where the target's own
-argmax lies outside, there is no loss: the drafter cannot say it, and is not asked to.
+With q the drafter's softmax over the draft vocabulary and p the target's:
 
-Shapes: U predicting positions, M rows that count in a step, H width, V target vocabulary, D draft
-vocabulary.
-Source: EAGLE-3, arXiv 2503.01840; SafeAILab/EAGLE, eagle/traineagle3/cnets.py.
+    cross_entropy   -sum p log q, with p renormalised over the draft vocabulary. Where the target's
+                    own argmax lies outside, there is no loss: the drafter cannot say it.
+    tv              1 - alpha, the total variation distance of p and q.
+    lk_alpha        -log alpha. Its gradient is that of tv over alpha, so that it does not vanish
+                    where p and q hardly meet; if p is one token, it is cross-entropy.
+
+alpha = sum min(p, q) is the probability that rejection sampling accepts a token drafted from q.
+There p is *not* renormalised: what the target says outside the draft vocabulary is never accepted,
+and every supervised position counts.
+
+Shapes: U predicting positions, M rows that count in a step, C rows of a chunk, H width, V target
+vocabulary, D draft vocabulary.
+Source: cross-entropy: EAGLE-3, arXiv 2503.01840; SafeAILab/EAGLE, eagle/traineagle3/cnets.py.
+Total variation distance: DistillSpec, arXiv 2310.08461. LK losses: Samarin et al., arXiv
+2602.23881, whose LK^alpha speculators calls nla, negative log-acceptance.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3.config import Loss
 from eagle3.maps import VocabMaps
 
 LOGITS_AT_ONCE = 2**25
@@ -41,45 +54,111 @@ class TargetPrediction:
     """What the target says at the predicting positions."""
 
     p_UD: Tensor
-    """Softmax over the draft vocabulary."""
+    """As `restrict` gives it."""
     choice_U: Tensor
     """Draft id of the target's argmax over its whole vocabulary, or -1 where that is outside."""
+    loss: Loss
+    """What p is for."""
+
+    def scored(self, predictor_M: Tensor) -> Tensor:
+        """Which rows have a loss: bool [M]."""
+        if self.loss == "cross_entropy":
+            return self.choice_U[predictor_M] >= 0
+        return torch.ones_like(predictor_M, dtype=torch.bool)
 
 
-def predict_target(head: TargetHead, maps: VocabMaps, last_UH: Tensor) -> TargetPrediction:
+def restrict(logits_CV: Tensor, ids_D: Tensor, loss: Loss) -> Tensor:
+    """The target's distribution on the draft vocabulary, [C, D]: for cross-entropy renormalised."""
+    if len(ids_D) == logits_CV.shape[1]:
+        return logits_CV.softmax(dim=-1)
+    if loss == "cross_entropy":
+        return logits_CV[:, ids_D].softmax(dim=-1)
+    return logits_CV.softmax(dim=-1)[:, ids_D]
+
+
+def predict_target(
+    head: TargetHead, maps: VocabMaps, last_UH: Tensor, loss: Loss = "cross_entropy"
+) -> TargetPrediction:
     """Compute the distribution once; all steps of the training-time test share it."""
     ids_D, to_draft_V = maps.ids_D.to(last_UH.device), maps.to_draft_V.to(last_UH.device)
-    whole = len(ids_D) == len(to_draft_V)
     p, choice = [], []
     for rows_CH in last_UH.split(_rows_at_once(len(to_draft_V))):
         logits_CV = head.logits(rows_CH)
         choice.append(to_draft_V[logits_CV.argmax(dim=-1)])
-        logits_CD = logits_CV if whole else logits_CV[:, ids_D]
-        p.append(logits_CD.softmax(dim=-1))
-    return TargetPrediction(torch.cat(p), torch.cat(choice))
+        p.append(restrict(logits_CV, ids_D, loss))
+    return TargetPrediction(torch.cat(p), torch.cat(choice), loss)
+
+
+def cross_entropy(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor) -> Tensor:
+    """In nats, for p that sums to one: [C]. The gradient replaces the logits, in place.
+
+    Args:
+        logits_CD: the drafter's.
+        highest_C1: the largest of each row.
+        p_CD: the target's distribution.
+    """
+    agreement_C = torch.linalg.vecdot(p_CD, logits_CD)
+    # In place, and not by logsumexp, which takes five times as long on two cores.
+    exp_CD = logits_CD.sub_(highest_C1).exp_()
+    z_C1 = exp_CD.sum(dim=-1, keepdim=True)
+    # d/dlogits of (log z - p . logits) is softmax - p, since p sums to one.
+    exp_CD.div_(z_C1).sub_(p_CD)
+    return highest_C1[:, 0] + z_C1[:, 0].log() - agreement_C
+
+
+def total_variation(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor) -> Tensor:
+    """1 - alpha, [C]. Arguments, and what becomes of the logits, as for `cross_entropy`."""
+    alpha_C1 = _acceptance(logits_CD, highest_C1, p_CD)
+    logits_CD.neg_()
+    return 1 - alpha_C1[:, 0]
+
+
+def negative_log_acceptance(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor) -> Tensor:
+    """-log alpha, [C]. Arguments, and what becomes of the logits, as for `cross_entropy`."""
+    alpha_C1 = _acceptance(logits_CD, highest_C1, p_CD)
+    # All of p can be too small for the dtype; the gradient is then zero, not undefined.
+    alpha_C1 = alpha_C1.clamp(min=torch.finfo(alpha_C1.dtype).tiny)
+    logits_CD.div_(-alpha_C1)
+    return -alpha_C1[:, 0].log()
+
+
+ROW_LOSSES: dict[Loss, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "cross_entropy": cross_entropy,
+    "lk_alpha": negative_log_acceptance,
+    "tv": total_variation,
+}
+
+
+def _acceptance(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor) -> Tensor:
+    """alpha, [C, 1]; its gradient by the logits replaces them, in place."""
+    q_CD = logits_CD.sub_(highest_C1).exp_()
+    q_CD.div_(q_CD.sum(dim=-1, keepdim=True))
+    alpha_C1 = torch.minimum(p_CD, q_CD).sum(dim=-1, keepdim=True)
+    # Only tokens with q < p gain from a larger q; d q_j / d logit_i = q_j ([i = j] - q_i).
+    gaining_CD = q_CD * (q_CD < p_CD)
+    q_CD.mul_(-gaining_CD.sum(dim=-1, keepdim=True)).add_(gaining_CD)
+    return alpha_C1
 
 
 def head_loss(
     hidden_MH: Tensor, weight_DH: Tensor, target: TargetPrediction, predictor_M: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the drafter's cross-entropy over the rows, in nats, and how many argmaxes agree.
+    """Sum of the drafter's loss over the rows, and how many argmaxes agree.
 
     Args:
         hidden_MH: states after the drafter's norm.
         weight_DH: the draft head.
-        target: of the batch.
+        target: of the batch; it says which loss.
         predictor_M: each row's place among the target's predictions. Rows where the target's
-            choice is outside the draft vocabulary add nothing, to loss or agreement.
+            choice is outside the draft vocabulary never agree, and have no cross-entropy.
     """
-    inside_M = target.choice_U[predictor_M] >= 0
-    total, hits = _HeadLoss.apply(
-        hidden_MH[inside_M], weight_DH, target.p_UD, target.choice_U, predictor_M[inside_M]
-    )
+    scored_M = target.scored(predictor_M)
+    total, hits = _HeadLoss.apply(hidden_MH[scored_M], weight_DH, target, predictor_M[scored_M])
     return total, hits
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Head, softmax, cross-entropy and their gradient, one chunk of rows after another.
+    """Head, softmax, loss and their gradient, one chunk of rows after another.
 
     The gradient is taken in the forward pass, while a chunk's logits exist: [M, D] is never held.
     """
@@ -89,41 +168,39 @@ class _HeadLoss(torch.autograd.Function):
         ctx: torch.autograd.function.FunctionCtx,
         hidden_MH: Tensor,
         weight_DH: Tensor,
-        p_UD: Tensor,
-        choice_U: Tensor,
+        target: TargetPrediction,
         predictor_M: Tensor,
     ) -> tuple[Tensor, Tensor]:
         reduction = torch.promote_types(weight_DH.dtype, torch.float32)
         total = hidden_MH.new_zeros((), dtype=reduction)
         hits = torch.zeros((), dtype=torch.int64, device=hidden_MH.device)
         grad_hidden_MH = torch.empty_like(hidden_MH)
-        grad_weight_DH = torch.zeros_like(weight_DH)
+        trained = ctx.needs_input_grad[1]  # type: ignore[attr-defined]
+        grad_weight_DH = torch.zeros_like(weight_DH) if trained else None
         size = _rows_at_once(weight_DH.shape[0])
         for start in range(0, len(hidden_MH), size):
             here = slice(start, start + size)
             logits_CD = (hidden_MH[here] @ weight_DH.T).to(reduction)
-            p_CD = p_UD[predictor_M[here]].to(reduction)
+            p_CD = target.p_UD[predictor_M[here]].to(reduction)
             highest_C1, drafted_C1 = logits_CD.max(dim=-1, keepdim=True)
-            hits += (drafted_C1[:, 0] == choice_U[predictor_M[here]]).sum()
-            agreement_C = torch.linalg.vecdot(p_CD, logits_CD)
-            # In place, and not by logsumexp, which takes five times as long on two cores.
-            exp_CD = logits_CD.sub_(highest_C1).exp_()
-            z_C1 = exp_CD.sum(dim=-1, keepdim=True)
-            total += (highest_C1[:, 0] + z_C1[:, 0].log() - agreement_C).sum()
-            # d/dlogits of (log z - p . logits) is softmax - p, since p sums to one.
-            grad_CD = exp_CD.div_(z_C1).sub_(p_CD).to(hidden_MH.dtype)
+            hits += (drafted_C1[:, 0] == target.choice_U[predictor_M[here]]).sum()
+            total += ROW_LOSSES[target.loss](logits_CD, highest_C1, p_CD).sum()
+            grad_CD = logits_CD.to(hidden_MH.dtype)
             grad_hidden_MH[here] = grad_CD @ weight_DH
-            grad_weight_DH += grad_CD.T @ hidden_MH[here]
-        ctx.save_for_backward(grad_hidden_MH, grad_weight_DH)
+            if grad_weight_DH is not None:
+                grad_weight_DH += grad_CD.T @ hidden_MH[here]
+        ctx.save_for_backward(grad_hidden_MH, grad_weight_DH)  # type: ignore[arg-type]
         ctx.mark_non_differentiable(hits)
         return total, hits
 
     @staticmethod
     def backward(
         ctx: torch.autograd.function.FunctionCtx, grad_total: Tensor, _: Tensor
-    ) -> tuple[Tensor, Tensor, None, None, None]:
+    ) -> tuple[Tensor, Tensor | None, None, None]:
         grad_hidden_MH, grad_weight_DH = ctx.saved_tensors  # type: ignore[attr-defined]
-        return grad_hidden_MH * grad_total, grad_weight_DH * grad_total, None, None, None
+        if grad_weight_DH is not None:
+            grad_weight_DH = grad_weight_DH * grad_total
+        return grad_hidden_MH * grad_total, grad_weight_DH, None, None
 
 
 def _rows_at_once(columns: int) -> int:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from eagle3.sections import Device, Dtype, Fraction, NonNegative, Positive, Section
+from eagle3.sections import Device, Dtype, Fraction, Loss, NonNegative, Positive, Section
 
 
 class DrafterParams(Section):
@@ -20,6 +20,12 @@ class DrafterParams(Section):
     rms_norm_eps: float = Field(gt=0, description="Of every norm.")
     rope_theta: float = Field(gt=0, description="Base of the rotary embedding.")
     max_position_embeddings: Positive = Field(description="Longest context that engines may serve.")
+    fc_norm: bool = Field(
+        description="EAGLE-3.1: a norm of its own for each of the target's three states, before fc."
+    )
+    norm_output: bool = Field(
+        description="EAGLE-3.1: feed the drafter's state back after its final norm, not before."
+    )
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -44,6 +50,14 @@ class TrainParams(Section):
     )
     head_init: Literal["target", "random"] = Field(
         description="Start a new drafter's head from the target's rows, or at random."
+    )
+    head: Literal["trained", "frozen"] = Field(
+        description="trained; or frozen, which keeps the target's own rows: no gradient, no "
+        "optimizer state, but written into the checkpoint, since engines read them there."
+    )
+    loss: Loss = Field(
+        description="cross_entropy, the EAGLE-3 paper's; or one that aims at the acceptance rate "
+        "under sampling: tv, the total variation distance, or lk_alpha, -log of acceptance."
     )
     learning_rate: float = Field(gt=0, description="Peak of the schedule.")
     warmup_steps: NonNegative = Field(description="Optimizer steps of linear warm-up.")
@@ -78,6 +92,15 @@ class TrainParams(Section):
             raise ValueError(
                 f"train.warmup_steps ({self.warmup_steps}) must be below train.total_steps "
                 f"({self.total_steps}); lower the first or raise the second"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_frozen_head_is_the_targets(self) -> Self:
+        if self.head == "frozen" and self.init_from is None and self.head_init != "target":
+            raise ValueError(
+                f"train.head is frozen, but train.head_init is {self.head_init}; set head_init to "
+                "target: a head that is not trained is worth what it starts from"
             )
         return self
 

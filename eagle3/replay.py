@@ -60,7 +60,7 @@ def draft_chains(
             chain = Chain([*chain.keys, key_PKE], [*chain.values, value_PKE])
         query_PAE = net.query(embedded_PQE, state_PH, rows_P + step)
         attended_PAE = attend_chain(query_PAE, keys_TKE, values_TKE, chain, rows_P, documents)
-        state_PH = net.midlayer.finish(state_PH, attended_PAE)
+        state_PH = net.finish(state_PH, attended_PAE)
         drafted.append(ids_D[net.logits(state_PH).argmax(dim=-1)])
     return torch.stack(drafted, dim=1)
 

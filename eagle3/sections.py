@@ -17,6 +17,7 @@ VocabSize = Positive | Literal["full"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
 Backend = Literal["transformers", "vllm"]
+Loss = Literal["cross_entropy", "lk_alpha", "tv"]
 
 
 class Section(BaseModel):

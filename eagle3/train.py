@@ -59,7 +59,7 @@ def train_drafter(
         draft_vocab=vocab.draft_vocab,
         best_step=best["step"],
         acceptance_length_validation=best["acceptance_length"],
-        trainable_parameters=sum(p.numel() for p in trainer.net.parameters()),
+        trainable_parameters=sum(p.numel() for p in trainer.net.parameters() if p.requires_grad),
         sha256=file_sha256(result / WEIGHTS_FILE),
         params=chosen,
     )

@@ -27,7 +27,7 @@ from eagle3.device import TORCH_DTYPES, pick_device
 from eagle3.drafter import DraftShape
 from eagle3.errors import TrainingError
 from eagle3.hot.step import HotPath
-from eagle3.initialise import new_drafter
+from eagle3.initialise import first_drafter
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import load_maps
 from eagle3.optimizer import adamw, clip_and_update
@@ -37,7 +37,6 @@ from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
 from eagle3.target import read_embedding, read_final_norm, read_head
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
-from eagle3.warm_start import published_drafter
 from eagle3.work import publish
 
 log = logging.getLogger(__name__)
@@ -70,21 +69,16 @@ class Trainer:
         shape = DraftShape.of(
             drafter_params, target.hidden_size, target.vocab_size, vocab.draft_vocab
         )
-        if params.init_from is None:
-            net = new_drafter(shape, params, self.maps, norm_H, head_VH)
-        else:
-            folder = Path(params.init_from)
-            net = published_drafter(folder, shape, target.aux_layers, self.maps)
+        net = first_drafter(shape, params, target.aux_layers, self.maps, norm_H, head_VH)
         self.net = net.to(self.device)
+        trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         betas = (params.beta1, params.beta2)
-        self.optimizer = adamw(
-            list(self.net.parameters()), params.learning_rate, betas, params.weight_decay
-        )
+        self.optimizer = adamw(trained, params.learning_rate, betas, params.weight_decay)
         # The plain path and the hot one give the same loss (tests/eagle3/test_hot.py). The hot one
         # wins where its kernels run: bf16 on a GPU.
         self.hot: HotPath | None = None
         if self.device.type == "cuda" and params.dtype == "bfloat16":
-            self.hot = HotPath(self.net, self.embedding_VH, self.head, self.maps)
+            self.hot = HotPath(self.net, self.embedding_VH, self.head, self.maps, params.loss)
         self.train_rows, self.train_store = open_split("train")
         self.validation_rows, self.validation_store = open_split("validation")
         self.step = 0
@@ -158,8 +152,8 @@ class Trainer:
     def backward(self, micro_batches: list[Batch]) -> tuple[float, list[float]]:
         """Add the gradient of the loss over all micro-batches, as if they were one.
 
-        Returns the loss in nats per supervised prediction, the steps weighted and summed, and for
-        each step the share of counted rows whose argmax is the target's.
+        Returns the loss per supervised prediction (in nats, but for `tv`), the steps weighted and
+        summed, and for each step the share of counted rows whose argmax is the target's.
         """
         supervised = sum(
             int(supervised_predictors(batch.loss_mask_N, batch.documents).sum())
@@ -187,13 +181,13 @@ class Trainer:
         return loss.item(), (hits / counted.clamp(min=1)).tolist()
 
     def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """Sum over steps and rows of weighted cross-entropy; hits and counted rows per step."""
+        """Sum over steps and rows of the weighted loss; hits and counted rows per step."""
         unrolling = plan_unrolling(batch.loss_mask_N, batch.documents, self.params.ttt_steps)
         mixed = self.params.dtype == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
             with torch.no_grad():
                 last_UH = batch.last_NH[unrolling.predictors_U]
-                prediction = predict_target(self.head, self.maps, last_UH)
+                prediction = predict_target(self.head, self.maps, last_UH, self.params.loss)
                 embedding_NH = self.embedding_VH[batch.tokens_N]
             batch = batch.with_states_as(TORCH_DTYPES[self.params.dtype])
             total = torch.zeros((), device=self.device)
@@ -201,7 +195,7 @@ class Trainer:
             for index, (step, state_RH) in enumerate(
                 unroll(self.net, batch, embedding_NH, unrolling)
             ):
-                hidden_MH = self.net.norm(state_RH[step.counted_M])
+                hidden_MH = self.net.head_input(state_RH[step.counted_M])
                 nats, agreed = head_loss(
                     hidden_MH, self.net.lm_head.weight, prediction, step.predictor_M
                 )
@@ -237,8 +231,9 @@ class Trainer:
             self.best = {"step": self.step, "acceptance_length": length}
 
     def _save(self) -> None:
-        tensors = {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
-        for name, parameter in self.net.named_parameters():
+        trained = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
+        tensors = {f"net.{name}": parameter for name, parameter in trained.items()}
+        for name, parameter in trained.items():
             for moment, value in self.optimizer.state.get(parameter, {}).items():
                 tensors[f"optimizer.{moment}.{name}"] = value
         facts = {"step": self.step, "curve": self.curve, "best": self.best}

@@ -107,7 +107,7 @@ def plan_unrolling(loss_mask_N: Tensor, documents: Documents, steps: int) -> Unr
 def unroll(
     net: DrafterNet, batch: Batch, embedding_NH: Tensor, unrolling: Unrolling
 ) -> Iterator[tuple[Step, Tensor]]:
-    """Yield each step with the states of its rows, [R, H] before the final norm.
+    """Yield each step with the states of its rows, [R, H], as `DrafterNet.finish` returns them.
 
     Args:
         embedding_NH: the target's embedding of the batch's tokens.
@@ -132,7 +132,7 @@ def unroll(
         attended_RAE = attend_chain(
             query_RAE, keys_NKE, values_NKE, chain, step.rows_R, batch.documents
         )
-        state_RH = net.midlayer.finish(state_RH, attended_RAE)
+        state_RH = net.finish(state_RH, attended_RAE)
         yield step, state_RH
 
 

@@ -9,7 +9,13 @@ import torch
 from eagle3.artifacts import file_sha256
 from eagle3.checkpoint import config_of, load_drafter
 from eagle3.config import DrafterParams
-from eagle3.contract import CONFIG_FILE, LAYER_IDS, NOT_IN_THE_TABLE, WEIGHTS_FILE
+from eagle3.contract import (
+    CONFIG_FILE,
+    LAYER_IDS,
+    NORM_SWITCHES,
+    NOT_IN_THE_TABLE,
+    WEIGHTS_FILE,
+)
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.errors import CheckpointError
 from eagle3.maps import VocabMaps
@@ -69,15 +75,14 @@ def published_drafter(
 def _require_same_network(
     folder: Path, shape: DraftShape, aux_layers: tuple[int, int, int]
 ) -> None:
-    path = folder / CONFIG_FILE
+    path, absent = folder / CONFIG_FILE, dict.fromkeys(NORM_SWITCHES, False)
     try:
-        # Absent, the switch means False in the plain format.
-        its = {"norm_before_residual": False, **json.loads(path.read_text())}
+        its = {**absent, **json.loads(path.read_text())}
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(
             f"{path} (train.init_from) cannot be read ({error}); copy the drafter there"
         ) from error
-    ours = config_of(shape, aux_layers)
+    ours = {**absent, **config_of(shape, aux_layers)}
     faults = [
         f"{key} is {its.get(key)!r}, this run trains {ours[key]!r}{_fix(key, its.get(key))}"
         for key in MUST_AGREE

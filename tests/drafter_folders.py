@@ -44,8 +44,11 @@ def kept_ids() -> Tensor:
     return torch.randperm(VOCAB, generator=generator)[:DRAFTED].sort().values
 
 
-def drafter(drafted: int = DRAFTED) -> Parts:
-    """A sound drafter in the plain format; `drafted` of VOCAB drops the maps."""
+def drafter(drafted: int = DRAFTED, norms: bool = False) -> Parts:
+    """A sound drafter in the plain format; `drafted` of VOCAB drops the maps.
+
+    `norms` are those of EAGLE-3.1.
+    """
     generator = torch.Generator().manual_seed(9)
 
     def weights(*shape: int) -> Tensor:
@@ -66,10 +69,13 @@ def drafter(drafted: int = DRAFTED) -> Parts:
     for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm"):
         tensors[f"midlayer.{norm}.weight"] = torch.ones(WIDTH).bfloat16()
     tensors["norm.weight"] = torch.ones(WIDTH).bfloat16()
+    if norms:
+        tensors |= {f"fc_norm.{state}.weight": torch.ones(WIDTH).bfloat16() for state in range(3)}
     if drafted == DRAFTED:
         tensors["d2t"] = ids_D - torch.arange(DRAFTED)
         tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids_D, True)
-    return Parts(_config(drafted), tensors)
+    switches = {"fc_norm": True, "norm_output": True} if norms else {}
+    return Parts(_config(drafted) | switches, tensors)
 
 
 def _config(drafted: int) -> dict[str, Any]:

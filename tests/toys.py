@@ -1,5 +1,7 @@
 """Tiny drafters and sequences for the tests of the network, its checkpoints and replay."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,15 @@ TOY_SHAPE = DraftShape(
     rope_theta=100.0,
     max_position_embeddings=64,
 )
+NORM_SHAPE = replace(TOY_SHAPE, fc_norm=True, norm_output=True)
+"""With the norms of EAGLE-3.1."""
+
+SHAPES = {
+    "eagle3": TOY_SHAPE,
+    "fc_norm": replace(TOY_SHAPE, fc_norm=True),
+    "norm_output": replace(TOY_SHAPE, norm_output=True),
+    "eagle3.1": NORM_SHAPE,
+}
 
 
 def toy_drafter(shape: DraftShape = TOY_SHAPE, seed: int = 0) -> DrafterNet:

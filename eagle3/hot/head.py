@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3.config import Loss
 from eagle3.hot.products import EVERY, Stack, add_gradient
-from eagle3.loss import TargetHead, TargetPrediction
+from eagle3.loss import ROW_LOSSES, TargetHead, TargetPrediction, restrict
 
 DRAFT_LOGITS_AT_ONCE = 2**29
 """1 GiB in bf16. Few chunks: each adds a whole head of float32 gradient to memory traffic."""
@@ -19,13 +20,16 @@ DRAFT_LOGITS_AT_ONCE = 2**29
 TARGET_LOGITS_AT_ONCE = 2**28
 """1 GiB in float32."""
 
+ACCEPTANCE_LOGITS_AT_ONCE = 2**27
+"""Losses without a kernel of their own hold several float32 copies, 0.5 GiB each."""
+
 
 @dataclass(frozen=True)
 class Scores:
-    """What the head says about rows, in nats; rows whose target is outside D add nothing."""
+    """What the head says about rows; rows that `TargetPrediction.scored` leaves out add nothing."""
 
     nats_M: Tensor
-    """Cross-entropy, float32 or wider, not weighted."""
+    """Loss, float32 or wider, not weighted; of `tv` a plain number."""
     hits_M: Tensor
     """bool: the drafter's argmax is the target's."""
     grad_MH: Tensor
@@ -34,7 +38,7 @@ class Scores:
 
 @torch.no_grad()
 def predict(
-    head: TargetHead, ids_D: Tensor, to_draft_V: Tensor, last_UH: Tensor
+    head: TargetHead, ids_D: Tensor, to_draft_V: Tensor, last_UH: Tensor, loss: Loss
 ) -> TargetPrediction:
     """As `loss.predict_target`, with logits in float32 on a GPU and p kept in the head's dtype."""
     p_UD = head.head_VH.new_empty(len(last_UH), len(ids_D))
@@ -47,9 +51,8 @@ def predict(
         )
         logits_CV = _wide_product(normed_CH, head.head_VH)
         choice_U[here] = to_draft_V[logits_CV.argmax(dim=-1)]
-        logits_CD = logits_CV if len(ids_D) == len(to_draft_V) else logits_CV[:, ids_D]
-        p_UD[here] = logits_CD.softmax(dim=-1)
-    return TargetPrediction(p_UD, choice_U)
+        p_UD[here] = restrict(logits_CV, ids_D, loss)
+    return TargetPrediction(p_UD, choice_U, loss)
 
 
 @torch.no_grad()
@@ -69,22 +72,40 @@ def score(
         predictor_M: each row's place among the target's predictions.
         weight_M: of each row in the sum, float32 or wider.
     """
-    inside_M = prediction.choice_U[predictor_M] >= 0
-    weight_M = weight_M * inside_M
+    scored_M = prediction.scored(predictor_M)
+    weight_M = weight_M * scored_M
     ((parameter, _),) = head.parts
     grad_MH = torch.empty_like(hidden_MH)
-    nats, hits = [], []
-    for here in _chunks(len(hidden_MH), head.weight_OI.shape[0]):
+    losses, hits = [], []
+    most = DRAFT_LOGITS_AT_ONCE
+    if prediction.loss != "cross_entropy":
+        most = ACCEPTANCE_LOGITS_AT_ONCE
+    for here in _chunks(len(hidden_MH), head.weight_OI.shape[0], most):
         logits_CD = hidden_MH[here] @ head.weight_OI.T
-        chunk_nats, chunk_hits = cross_entropy(
-            logits_CD, prediction.p_UD, prediction.choice_U, predictor_M[here], weight_M[here]
+        chunk_loss, chunk_hits = row_losses(
+            logits_CD, prediction, predictor_M[here], weight_M[here]
         )
         torch.mm(logits_CD, head.weight_OI, out=grad_MH[here])
         if parameter.requires_grad:
             add_gradient(parameter, EVERY, logits_CD, hidden_MH[here])
-        nats.append(chunk_nats)
+        losses.append(chunk_loss)
         hits.append(chunk_hits)
-    return Scores(torch.cat(nats) * inside_M, torch.cat(hits) & inside_M, grad_MH)
+    return Scores(torch.cat(losses) * scored_M, torch.cat(hits) & scored_M, grad_MH)
+
+
+def row_losses(
+    logits_CD: Tensor, prediction: TargetPrediction, predictor_C: Tensor, weight_C: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Loss and hits of rows; the gradient of their weighted sum replaces the logits."""
+    p_UD, choice_U = prediction.p_UD, prediction.choice_U
+    if prediction.loss == "cross_entropy":
+        return cross_entropy(logits_CD, p_UD, choice_U, predictor_C, weight_C)
+    wide = torch.promote_types(logits_CD.dtype, torch.float32)
+    grad_CD, p_CD = logits_CD.to(wide), p_UD[predictor_C].to(wide)
+    highest_C1, drafted_C1 = grad_CD.max(dim=-1, keepdim=True)
+    loss_C = ROW_LOSSES[prediction.loss](grad_CD, highest_C1, p_CD)
+    logits_CD.copy_(grad_CD.mul_(weight_C[:, None]))
+    return loss_C, drafted_C1[:, 0] == choice_U[predictor_C]
 
 
 def cross_entropy(
@@ -114,9 +135,9 @@ def _wide_product(x_CH: Tensor, weight_VH: Tensor) -> Tensor:
     return x_CH @ weight_VH.T
 
 
-def _chunks(rows: int, columns: int) -> list[slice]:
+def _chunks(rows: int, columns: int, logits: int) -> list[slice]:
     """Chunks of equal size, as far as tiles of 128 rows allow."""
-    most = _rows_at_once(DRAFT_LOGITS_AT_ONCE, columns)
+    most = _rows_at_once(logits, columns)
     size = -(-rows // -(-rows // most) // 128) * 128 if rows else 1
     return [slice(start, start + size) for start in range(0, rows, size)]
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eagle3.config import Loss
 from eagle3.drafter import DrafterNet
 from eagle3.hot.chain import Chains, Where, attend
 from eagle3.hot.core import core_for
@@ -28,7 +29,7 @@ class StepFigures:
     """Of each step of the training-time test."""
 
     nats_S: Tensor
-    """Cross-entropy summed over rows, unweighted, float32 or wider."""
+    """Loss summed over rows, unweighted, float32 or wider; of `tv` a plain number."""
     hits_S: Tensor
     counted: tuple[int, ...]
     """Rows that count, also those whose target is outside the draft vocabulary."""
@@ -83,6 +84,7 @@ class HotPath:
         embedding_VH: Tensor,
         target: TargetHead,
         maps: VocabMaps,
+        loss: Loss = "cross_entropy",
     ) -> None:
         """The products are made in the dtype of `embedding_VH`, the target's, on its device."""
         dtype = embedding_VH.dtype
@@ -90,7 +92,7 @@ class HotPath:
         qkv = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
         gate_up = [mlp.gate_proj.weight, mlp.up_proj.weight]
         self.net, self.dtype, self.device = net, dtype, embedding_VH.device
-        self.embedding_VH, self.target = embedding_VH, target
+        self.embedding_VH, self.target, self.loss = embedding_VH, target, loss
         self.ids_D, self.to_draft_V = maps.ids_D.to(self.device), maps.to_draft_V.to(self.device)
         self.fc = Stack([(net.fc.weight, EVERY)], dtype)
         self.embedding_qkv = Stack([(weight, slice(0, width)) for weight in qkv], dtype)
@@ -128,9 +130,10 @@ class HotPath:
         if not plan.steps:
             return StepFigures(weight_S * 0, torch.zeros_like(weight_S).long(), plan.counted)
         last_UH = batch.last_NH[plan.predictors_U]
-        prediction = predict(self.target, self.ids_D, self.to_draft_V, last_UH)
-        state_MH = torch.cat(self._states(batch, first, plan.steps))
-        hidden_MH = norm(state_MH, self.net.norm.weight, self.net.shape.rms_norm_eps)
+        prediction = predict(self.target, self.ids_D, self.to_draft_V, last_UH, self.loss)
+        hidden_MH = torch.cat(self._states(batch, first, plan.steps))
+        if not self.net.shape.norm_output:
+            hidden_MH = self._final_norm(hidden_MH)
         weight_M = weight_S[plan.step_M]
         scores = score(hidden_MH, self.head, prediction, plan.predictor_M, weight_M)
         hidden_MH.backward(scores.grad_MH)
@@ -141,7 +144,7 @@ class HotPath:
     def _first(self, batch: Batch) -> First:
         """Features, the embedding half of everything, and the keys and values of step 0."""
         layer, eps = self.net.midlayer, self.net.shape.rms_norm_eps
-        features_NH = self.fc(batch.aux_N3H.flatten(1).to(self.dtype))
+        features_NH = self.fc(self._fc_input(batch.aux_N3H.to(self.dtype)))
         embedding_NH = self.embedding_VH[batch.tokens_N]
         embedding_NH = norm(embedding_NH, layer.input_layernorm.weight, eps)
         fed = Fed(self.embedding_qkv(embedding_NH))
@@ -156,7 +159,7 @@ class HotPath:
         return First(features_NH, normed_NH, fed, positions_N, key, value)
 
     def _states(self, batch: Batch, first: First, steps: tuple[Step, ...]) -> list[Tensor]:
-        """States [M, H] of the rows that count, before the final norm, for each step."""
+        """States [M, H] of the rows that count, as `DrafterNet.finish` gives them, of each step."""
         weight_H, eps = self.net.midlayer.hidden_norm.weight, self.net.shape.rms_norm_eps
         core = core_for(batch.documents, first.features_NH)
         chains = Chains(core, len(steps), len(steps[1].rows_R) if len(steps) > 1 else 0)
@@ -184,11 +187,24 @@ class HotPath:
         return states
 
     def _finish(self, state_RH: Tensor, attended_RAE: Tensor) -> Tensor:
-        """As `DraftLayer.finish`."""
+        """As `DrafterNet.finish`."""
         eps = self.net.shape.rms_norm_eps
         weight_H = self.net.midlayer.post_attention_layernorm.weight
         total_RH, normed_RH = add_norm(state_RH, self.o(attended_RAE.flatten(1)), weight_H, eps)
-        return total_RH + self.down(swiglu(self.gate_up(normed_RH)))
+        state_RH = total_RH + self.down(swiglu(self.gate_up(normed_RH)))
+        return self._final_norm(state_RH) if self.net.shape.norm_output else state_RH
+
+    def _final_norm(self, state_RH: Tensor) -> Tensor:
+        return norm(state_RH, self.net.norm.weight, self.net.shape.rms_norm_eps)
+
+    def _fc_input(self, aux_N3H: Tensor) -> Tensor:
+        """The aux states side by side, each normed by itself if the network does: [N, 3H]."""
+        if self.net.fc_norm is None:
+            return aux_N3H.flatten(1)
+        eps = self.net.shape.rms_norm_eps
+        weights = [part.get_parameter("weight") for part in self.net.fc_norm]
+        states = zip(aux_N3H.unbind(1), weights, strict=True)
+        return torch.cat([norm(x.contiguous(), weight, eps) for x, weight in states], dim=1)
 
     def _angles(self, positions_R: Tensor) -> Angles:
         shape = self.net.shape

@@ -220,6 +220,13 @@ MUTATIONS: dict[str, tuple[Change, str, str]] = {
     "norm before fc": (key("norm_before_fc", True), "norm_before_fc", "tensors that this contract"),
     "biases": (key("attention_bias", True), "attention_bias", "tensors that this contract"),
     "norm flag as text": (key("norm_before_residual", "no"), "norm_before_residual", "is 'no'"),
+    "norm output as text": (key("norm_output", "no"), "norm_output", "is 'no'"),
+    "fc norm without its tensors": (key("fc_norm", True), "fc_norm.0.weight", "is missing.*random"),
+    "fc norm unsaid": (
+        put("fc_norm.0.weight", torch.ones(WIDTH).bfloat16()),
+        "fc_norm.0.weight",
+        "not in the contract",
+    ),
     "aux states": (key("num_aux_hidden_states", 4), "num_aux_hidden_states", "is 4"),
     "quantised": (key("quantization_config", {"bits": 4}), "quantization_config", "bfloat16"),
 }
@@ -361,6 +368,35 @@ def test_a_change_after_training_shows_by_our_record(tmp_path: Path) -> None:
     assert named(check_drafter(folder, None), "model.safetensors", "changed after training")
 
 
+def test_a_drafter_with_the_norms_of_eagle_3_1_is_sound_only_with_all_of_them(
+    tmp_path: Path, target: Path
+) -> None:
+    parts = drafter(norms=True)
+    assert check_drafter(parts.write(tmp_path / "whole"), target) == ()
+    del parts.tensors["fc_norm.1.weight"]
+    faults = check_drafter(parts.write(tmp_path / "part"), target)
+
+    assert [(fault.where, fault.what) for fault in faults] == [
+        ("model.safetensors: fc_norm.1.weight", "is missing: engines leave it at random, silently")
+    ]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_our_record_says_whether_the_normed_state_is_fed_back(
+    trained: bool, tmp_path: Path
+) -> None:
+    parts = drafter()
+    parts.config["norm_output"] = not trained
+    folder = parts.write(tmp_path / "drafter")
+    assert check_drafter(folder, None) == ()
+
+    (folder / "eagle3.json").write_text(
+        json.dumps({"params": {"drafter": {"norm_output": trained}}})
+    )
+    fix = "write true: it was trained with it" if trained else "false: it was trained without"
+    assert named(check_drafter(folder, None), "norm_output", fix)
+
+
 def test_our_own_drafter_never_norms_before_the_residual(tmp_path: Path) -> None:
     parts = drafter()
     parts.config["norm_before_residual"] = True
@@ -368,7 +404,7 @@ def test_our_own_drafter_never_norms_before_the_residual(tmp_path: Path) -> None
     assert check_drafter(folder, None) == ()
 
     (folder / "eagle3.json").write_text("{}")
-    assert named(check_drafter(folder, None), "norm_before_residual", "eagle3 trains without it")
+    assert named(check_drafter(folder, None), "norm_before_residual", "it was trained without it")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
 from pathlib import Path
 
-from toys import toy_drafter, toy_maps
+import pytest
+from toys import SHAPES, toy_drafter, toy_maps
 
 from eagle3.check import check_drafter
 from eagle3.checkpoint import save_drafter
 
 
-def test_what_training_writes_keeps_the_contract_but_for_a_toys_random_head(tmp_path: Path) -> None:
-    save_drafter(toy_drafter(), toy_maps(), (2, 4, 5), tmp_path)
+@pytest.mark.parametrize("norms", SHAPES)
+def test_what_training_writes_keeps_the_contract_but_for_a_toys_random_head(
+    norms: str, tmp_path: Path
+) -> None:
+    save_drafter(toy_drafter(SHAPES[norms]), toy_maps(), (2, 4, 5), tmp_path)
 
     faults = check_drafter(tmp_path, None)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import TOY_SHAPE, toy_drafter, toy_maps
+from toys import NORM_SHAPE, TOY_SHAPE, toy_drafter, toy_maps
 
 from eagle3.checkpoint import (
     load_drafter,
@@ -14,16 +14,20 @@ from eagle3.checkpoint import (
     save_drafter,
     save_training_state,
 )
+from eagle3.drafter import DraftShape
 from eagle3.errors import CheckpointError
 from eagle3.maps import full_vocab
 
 
-def test_a_drafter_comes_back_with_its_weights_rounded_to_bfloat16(tmp_path: Path) -> None:
-    net, maps = toy_drafter(), toy_maps()
+@pytest.mark.parametrize("shape", [TOY_SHAPE, NORM_SHAPE], ids=["eagle3", "eagle3.1"])
+def test_a_drafter_comes_back_with_its_weights_rounded_to_bfloat16(
+    shape: DraftShape, tmp_path: Path
+) -> None:
+    net, maps = toy_drafter(shape), toy_maps()
     save_drafter(net, maps, (2, 4, 5), tmp_path)
     loaded, loaded_maps = load_drafter(tmp_path)
 
-    assert loaded.shape == TOY_SHAPE
+    assert loaded.shape == shape
     assert torch.equal(loaded_maps.ids_D, maps.ids_D)
     for name, tensor in net.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], tensor.bfloat16().float()), name

@@ -63,6 +63,14 @@ def test_params_survive_being_written_and_read(raw: dict[str, Any]):
     assert Params.model_validate_json(params.model_dump_json()) == params
 
 
+def test_a_frozen_head_must_start_from_the_targets_rows(raw: dict[str, Any]):
+    raw["train"] |= {"head": "frozen", "head_init": "random"}
+    refused(raw, "set head_init to target: a head that is not trained")
+
+    raw["train"]["head_init"] = "target"
+    assert check_params(raw, "params.yaml").train.head == "frozen"
+
+
 def test_all_bad_keys_are_named_at_once(raw: dict[str, Any]):
     raw["train"]["ttt_steps"] = 0
     raw["train"]["learing_rate"] = 1e-4

@@ -17,6 +17,8 @@ KIMI_DRAFTER = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 50000.0,
     "max_position_embeddings": 8192,
+    "fc_norm": False,
+    "norm_output": False,
 }
 
 
@@ -44,7 +46,29 @@ def test_the_seed_run_has_the_parameters_that_it_reported(
     assert table.frozen == total - trainable
 
 
-def test_trainable_parameters_are_those_of_the_network_itself(tiny_params: Params):
+@pytest.mark.parametrize(
+    ("size", "trainable"), [(32_000, 1_190_948_864 - 229_376_000), ("full", 961_572_864)]
+)
+def test_a_frozen_head_is_the_targets_rows_and_is_counted_once(
+    tiny_params: Params, size: VocabSize, trainable: int
+):
+    params = kimi_params(tiny_params)
+    frozen = params.model_copy(update={"train": params.train.model_copy(update={"head": "frozen"})})
+    trained_table, table = parameter_table(params, size), parameter_table(frozen, size)
+
+    assert table.trainable == trainable
+    assert table.frozen == trained_table.frozen
+    assert [tensor.name for tensor in table.tensors if not tensor.trainable] == [
+        "target embedding",
+        "lm_head.weight",
+        "target final norm",
+    ]
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_trainable_parameters_are_those_of_the_network_itself(tiny_params: Params, norms: bool):
+    drafter = tiny_params.drafter.model_copy(update={"fc_norm": norms, "norm_output": norms})
+    tiny_params = tiny_params.model_copy(update={"drafter": drafter})
     shape = tiny_params.target.shape
     sizes = DraftShape.of(tiny_params.drafter, shape.hidden_size, shape.vocab_size, 128)
     with torch.device("meta"):

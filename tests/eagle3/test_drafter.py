@@ -1,8 +1,9 @@
 """The network when it decodes with a cache, against the same network unrolled and replayed."""
 
+import pytest
 import torch
 from torch import Tensor
-from toys import TOY_SHAPE, toy_drafter, toy_maps, toy_sequence
+from toys import SHAPES, TOY_SHAPE, toy_drafter, toy_maps, toy_sequence
 
 from eagle3.attention import Documents, rotate
 from eagle3.drafter import DraftCache, DrafterNet
@@ -25,8 +26,9 @@ def decode_chain(
     return drafted
 
 
-def test_chains_of_replay_equal_decoding_with_a_cache() -> None:
-    net, maps = toy_drafter(), toy_maps()
+@pytest.mark.parametrize("norms", SHAPES)
+def test_chains_of_replay_equal_decoding_with_a_cache(norms: str) -> None:
+    net, maps = toy_drafter(SHAPES[norms]), toy_maps()
     tokens, aux, embedding = toy_sequence(9)
     rows = torch.tensor([2, 3, 4, 6])
     chains = draft_chains(net, embedding, maps, tokens, aux, rows, steps=5)
@@ -35,8 +37,9 @@ def test_chains_of_replay_equal_decoding_with_a_cache() -> None:
         assert chain == decode_chain(net, tokens, aux, embedding, maps.ids_D, row, 5)
 
 
-def test_states_of_the_unrolling_equal_decoding_of_the_same_tokens() -> None:
-    net = toy_drafter()
+@pytest.mark.parametrize("norms", SHAPES)
+def test_states_of_the_unrolling_equal_decoding_of_the_same_tokens(norms: str) -> None:
+    net = toy_drafter(SHAPES[norms])
     tokens, aux, embedding = toy_sequence(9)
     mask = torch.tensor([False] * 3 + [True] * 6)
     documents = Documents((0, 9))
@@ -53,6 +56,8 @@ def test_states_of_the_unrolling_equal_decoding_of_the_same_tokens() -> None:
             state = net.decode(embedding[fed][None], state, torch.tensor([row + index]), cache)
         place = step.rows_R.tolist().index(row)
         torch.testing.assert_close(states[place], state[0])
+        scores = net.lm_head(net.head_input(states[place]))
+        torch.testing.assert_close(scores, net.logits(state)[0])
 
 
 def test_a_truncated_cache_forgets_a_rejected_draft() -> None:
@@ -91,7 +96,8 @@ def test_rope_turns_as_hugging_faces_llama_does() -> None:
     torch.testing.assert_close(rotate(heads, positions, 100.0), expected[0].transpose(0, 1))
 
 
-def test_the_networks_parameters_are_those_that_engines_load() -> None:
+@pytest.mark.parametrize("norms", SHAPES)
+def test_the_networks_parameters_are_those_that_engines_load(norms: str) -> None:
     from eagle3.contract import tensor_table
 
     config = {
@@ -102,8 +108,10 @@ def test_the_networks_parameters_are_those_that_engines_load() -> None:
         "head_dim": TOY_SHAPE.head_dim,
         "vocab_size": TOY_SHAPE.vocab_size,
         "draft_vocab_size": TOY_SHAPE.draft_vocab,
+        "fc_norm": SHAPES[norms].fc_norm,
     }
     table = tensor_table(config)
-    shapes = {name: tuple(t.shape) for name, t in toy_drafter().state_dict().items()}
+    net = toy_drafter(SHAPES[norms])
+    shapes = {name: tuple(t.shape) for name, t in net.state_dict().items()}
 
     assert shapes == {n: spec.shape for n, spec in table.items() if n not in ("d2t", "t2d")}

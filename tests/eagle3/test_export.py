@@ -99,6 +99,21 @@ def test_plain_to_speculators_and_back_is_the_same_drafter(
     assert all(before[name].equal(after[name]) for name in before)
 
 
+def test_the_norms_of_eagle_3_1_survive_the_way_to_speculators_and_back(
+    tmp_path: Path, target: Path
+) -> None:
+    parts = drafter(norms=True)
+    export_drafter(parts.write(tmp_path / "in"), tmp_path / "out", "speculators", target, 3)
+    exported = json.loads((tmp_path / "out/config.json").read_text())
+    import_drafter(tmp_path / "out", tmp_path / "back", target, None)
+
+    # vLLM reads both at the top level, and nowhere else in this format.
+    assert exported["fc_norm"] is exported["norm_output"] is True
+    assert check_drafter(tmp_path / "out", target) == ()
+    assert json.loads((tmp_path / "back/config.json").read_text()) == parts.config
+    assert load_file(tmp_path / "back/model.safetensors").keys() == parts.tensors.keys()
+
+
 def test_a_speculators_folder_without_the_norm_flag_is_a_fault(
     folder: Path, tmp_path: Path, target: Path
 ) -> None:

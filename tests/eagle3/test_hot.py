@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from toys import NORM_SHAPE, SHAPES
 from toys import TOY_SHAPE as SHAPE
 
 from eagle3.attention import Documents
-from eagle3.drafter import DrafterNet
+from eagle3.config import Loss
+from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import VocabMaps
@@ -22,13 +24,13 @@ MASKS = ("0001111001110", "0011111", "000010", "00000")
 Toy = tuple[DrafterNet, Batch, Tensor, TargetHead, VocabMaps]
 
 
-def toy(seed: int, masks: tuple[str, ...]) -> Toy:
+def toy(seed: int, masks: tuple[str, ...], shape: DraftShape = SHAPE) -> Toy:
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    net = DrafterNet(SHAPE).double()
+    net = DrafterNet(shape).double()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(randn(*parameter.shape) * 0.4)
@@ -52,14 +54,19 @@ def toy(seed: int, masks: tuple[str, ...]) -> Toy:
 
 
 def plain(
-    net: DrafterNet, batch: Batch, embedding_VH: Tensor, head: TargetHead, maps: VocabMaps
+    net: DrafterNet,
+    batch: Batch,
+    embedding_VH: Tensor,
+    head: TargetHead,
+    maps: VocabMaps,
+    loss: Loss = "cross_entropy",
 ) -> tuple[Tensor, Tensor]:
-    """Nats and hits of each step, and gradients, by the plain path."""
+    """Loss and hits of each step, and gradients, by the plain path."""
     unrolling = plan_unrolling(batch.loss_mask_N, batch.documents, STEPS)
-    prediction = predict_target(head, maps, batch.last_NH[unrolling.predictors_U])
+    prediction = predict_target(head, maps, batch.last_NH[unrolling.predictors_U], loss)
     nats, hits = [], []
     for step, state in unroll(net, batch, embedding_VH[batch.tokens_N], unrolling):
-        hidden = net.norm(state[step.counted_M])
+        hidden = net.head_input(state[step.counted_M])
         total, agreed = head_loss(hidden, net.lm_head.weight, prediction, step.predictor_M)
         nats.append(total)
         hits.append(agreed)
@@ -77,6 +84,29 @@ def test_loss_hits_and_every_gradient_equal_those_of_the_plain_path(
     expected = {name: p.grad for name, p in net.named_parameters()}
     net.zero_grad(set_to_none=True)
     figures = HotPath(net, embedding, head, maps).backward(batch, WEIGHTS)
+
+    torch.testing.assert_close(figures.nats_S, nats, rtol=1e-12, atol=1e-12)
+    assert figures.hits_S.tolist() == hits.tolist()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("norms", "loss"),
+    [
+        ("fc_norm", "cross_entropy"),
+        ("norm_output", "cross_entropy"),
+        ("eagle3.1", "tv"),
+        ("eagle3", "tv"),
+        ("eagle3", "lk_alpha"),
+    ],
+)
+def test_norms_and_losses_equal_those_of_the_plain_path(norms: str, loss: Loss) -> None:
+    net, batch, embedding, head, maps = toy(0, MASKS, SHAPES[norms])
+    nats, hits = plain(net, batch, embedding, head, maps, loss)
+    expected = {name: p.grad for name, p in net.named_parameters()}
+    net.zero_grad(set_to_none=True)
+    figures = HotPath(net, embedding, head, maps, loss).backward(batch, WEIGHTS)
 
     torch.testing.assert_close(figures.nats_S, nats, rtol=1e-12, atol=1e-12)
     assert figures.hits_S.tolist() == hits.tolist()
@@ -120,15 +150,20 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other() -> None:
             torch.testing.assert_close(parameter.grad, expected[name])
 
 
-def test_bf16_products_keep_float32_gradients_and_stay_near_the_loss() -> None:
-    net, batch, embedding, head, maps = toy(0, MASKS)
-    exact = HotPath(net, embedding, head, maps).backward(batch, WEIGHTS)
+@pytest.mark.parametrize(
+    ("shape", "loss"), [(SHAPE, "cross_entropy"), (SHAPE, "lk_alpha"), (NORM_SHAPE, "tv")]
+)
+def test_bf16_products_keep_float32_gradients_and_stay_near_the_loss(
+    shape: DraftShape, loss: Loss
+) -> None:
+    net, batch, embedding, head, maps = toy(0, MASKS, shape)
+    exact = HotPath(net, embedding, head, maps, loss).backward(batch, WEIGHTS)
     net.zero_grad(set_to_none=True)
     net.float()
     narrow = torch.bfloat16
     head = replace(head, norm_H=head.norm_H.to(narrow), head_VH=head.head_VH.to(narrow))
     batch = replace(batch, aux_N3H=batch.aux_N3H.to(narrow), last_NH=batch.last_NH.to(narrow))
-    figures = HotPath(net, embedding.to(narrow), head, maps).backward(batch, WEIGHTS)
+    figures = HotPath(net, embedding.to(narrow), head, maps, loss).backward(batch, WEIGHTS)
 
     torch.testing.assert_close(figures.nats_S.double(), exact.nats_S, rtol=0.03, atol=0.0)
     assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {torch.float32}

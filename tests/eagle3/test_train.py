@@ -15,12 +15,15 @@ import torch
 from safetensors.torch import load_file
 from tiny_pipeline import Inputs, make_inputs, train
 
-from eagle3.artifacts import Drafter
+from eagle3.artifacts import Drafter, TargetModel
 from eagle3.batches import read_batch, training_steps
+from eagle3.check import check_drafter
 from eagle3.checkpoint import load_drafter
 from eagle3.config import Params
+from eagle3.counts import parameter_table
 from eagle3.errors import ArtifactError, TrainingError
 from eagle3.progress import ConsoleReporter
+from eagle3.target import read_head
 from eagle3.trainer import Trainer, learning_rate, open_split
 
 SIZE = 128
@@ -210,6 +213,53 @@ def test_states_of_another_corpus_are_refused(inputs: Inputs, tiny_params: Param
     stale = inputs.states.model_copy(update={"made_from": {"corpus": "0" * 64}})
     with pytest.raises(ArtifactError, match="run `dvc repro extract`"):
         train(Inputs(inputs.target, inputs.corpus, stale, inputs.vocab), tiny_params)
+
+
+def test_a_frozen_head_stays_the_targets_and_is_written_all_the_same(
+    inputs: Inputs, tiny_params: Params
+) -> None:
+    params = with_train(tiny_params, head="frozen", learning_rate=4e-3)
+    record = train(inputs, params)
+    kept, maps = load_drafter(Drafter.home(SIZE))
+    head_DH = read_head(inputs.target)[maps.ids_D].bfloat16().float()
+    state = load_file(Drafter.home(SIZE) / "training" / "state.safetensors")
+    table = parameter_table(params, SIZE)
+
+    assert record.best_step > 0
+    assert torch.equal(kept.lm_head.weight, head_DH)
+    assert check_drafter(Drafter.home(SIZE), TargetModel.home) == ()
+    assert not [name for name in state if "lm_head" in name]
+    assert record.trainable_parameters == table.trainable
+    assert record.trainable_parameters == sum(
+        tensor.numel() for name, tensor in state.items() if name.startswith("net.")
+    )
+
+
+# The gradient of tv is small where two distributions hardly meet, as here: it falls slowly.
+@pytest.mark.parametrize(("loss", "share"), [("tv", 0.95), ("lk_alpha", 0.9)])
+def test_a_loss_aimed_at_acceptance_falls(
+    inputs: Inputs, tiny_params: Params, loss: str, share: float
+) -> None:
+    train(inputs, with_train(tiny_params, loss=loss, total_steps=30, learning_rate=4e-3))
+    losses = [float(point["loss"]) for point in curve() if point["loss"]]
+
+    assert losses[-1] < share * losses[0]
+
+
+def test_every_choice_together_is_resumed_and_sound(inputs: Inputs, tiny_params: Params) -> None:
+    drafter = tiny_params.drafter.model_copy(update={"fc_norm": True, "norm_output": True})
+    params = with_train(
+        tiny_params.model_copy(update={"drafter": drafter}), head="frozen", loss="lk_alpha"
+    )
+    whole = train(inputs, params)
+    points = curve()
+    shutil.rmtree(Drafter.home(SIZE))
+    with pytest.raises(KeyboardInterrupt):
+        train(inputs, params, StopAt(5))
+
+    assert train(inputs, params) == whole
+    assert curve() == points
+    assert check_drafter(Drafter.home(SIZE), TargetModel.home) == ()
 
 
 def test_the_learning_rate_warms_up_and_ends_at_its_floor(tiny_params: Params) -> None:

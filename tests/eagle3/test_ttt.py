@@ -9,10 +9,11 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from toys import SHAPES
 from toys import TOY_SHAPE as SHAPE
 
 from eagle3.attention import Documents
-from eagle3.drafter import DrafterNet
+from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import VocabMaps
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
@@ -22,13 +23,15 @@ H, V, D, STEPS, DECAY = 8, 23, 11, 4, 0.8
 MASKS = ("0001111001110", "0011111", "000010", "00000")
 
 
-def toy(seed: int = 0) -> tuple[DrafterNet, Batch, Tensor, TargetHead, VocabMaps]:
+def toy(
+    seed: int = 0, shape: DraftShape = SHAPE
+) -> tuple[DrafterNet, Batch, Tensor, TargetHead, VocabMaps]:
     generator = torch.Generator().manual_seed(seed)
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    net = DrafterNet(SHAPE).double()
+    net = DrafterNet(shape).double()
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.copy_(randn(*parameter.shape) * 0.4)
@@ -60,7 +63,7 @@ def product_loss(
     total, hits = torch.zeros((), dtype=torch.float64), []
     steps = unroll(net, batch, embedding_VH[batch.tokens_N], unrolling)
     for index, (step, state) in enumerate(steps):
-        hidden = net.norm(state[step.counted_M])
+        hidden = net.head_input(state[step.counted_M])
         nats, agreed = head_loss(hidden, net.lm_head.weight, prediction, step.predictor_M)
         total = total + DECAY**index * nats
         hits.append(int(agreed))
@@ -84,6 +87,13 @@ def turn(x: Tensor, position: int) -> Tensor:
     return out
 
 
+def fc_input(net: DrafterNet, aux_3H: Tensor) -> Tensor:
+    if not net.shape.fc_norm:
+        return aux_3H.reshape(-1)
+    w = dict(net.named_parameters())
+    return torch.cat([rms(aux_3H[i], w[f"fc_norm.{i}.weight"]) for i in range(3)])
+
+
 def reference_loss(
     net: DrafterNet, batch: Batch, embedding_VH: Tensor, head: TargetHead, maps: VocabMaps
 ) -> tuple[Tensor, list[int], int]:
@@ -97,7 +107,7 @@ def reference_loss(
         mask = batch.loss_mask_N[start:stop].tolist()
         length = stop - start
         count += sum(mask[u] and mask[u + 1] for u in range(1, length - 1))
-        state = {t: w["fc.weight"] @ batch.aux_N3H[start + t].reshape(-1) for t in range(length)}
+        state = {t: w["fc.weight"] @ fc_input(net, batch.aux_N3H[start + t]) for t in range(length)}
         seen: list[dict[int, tuple[list[Tensor], list[Tensor]]]] = []
         for step in range(STEPS):
             now: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
@@ -130,12 +140,13 @@ def reference_loss(
                     values = torch.stack([values[group] for _, values in visible])
                     attended.append(weights @ values)
                 hidden = state[t] + w[attn + "o_proj.weight"] @ torch.cat(attended)
-                normed = rms(hidden, w[layer + "post_attention_layernorm.weight"])
-                gate = w[layer + "mlp.gate_proj.weight"] @ normed
-                up = w[layer + "mlp.up_proj.weight"] @ normed
+                inner = rms(hidden, w[layer + "post_attention_layernorm.weight"])
+                gate = w[layer + "mlp.gate_proj.weight"] @ inner
+                up = w[layer + "mlp.up_proj.weight"] @ inner
                 silu = gate * torch.sigmoid(gate)
                 new[t] = hidden + w[layer + "mlp.down_proj.weight"] @ (silu * up)
-            state = new
+            normed = {t: rms(new[t], w["norm.weight"]) for t in new}
+            state = normed if net.shape.norm_output else new
             for t in state:
                 if t + 2 + step >= length or not (mask[t + 1 + step] and mask[t + 2 + step]):
                     continue
@@ -144,15 +155,15 @@ def reference_loss(
                 if int(wanted.argmax()) not in ids:
                     continue
                 p = torch.softmax(wanted[ids], dim=0)
-                drafted = w["lm_head.weight"] @ rms(state[t], w["norm.weight"])
+                drafted = w["lm_head.weight"] @ normed[t]
                 total = total - DECAY**step * (p * torch.log_softmax(drafted, dim=0)).sum()
                 hits[step] += ids[int(drafted.argmax())] == int(wanted.argmax())
     return total / count, hits, count
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_loss_and_every_gradient_equal_a_slow_reference(seed: int) -> None:
-    net, batch, embedding, head, maps = toy(seed)
+@pytest.mark.parametrize(("seed", "norms"), [(1, "eagle3"), *enumerate(SHAPES)])
+def test_loss_and_every_gradient_equal_a_slow_reference(seed: int, norms: str) -> None:
+    net, batch, embedding, head, maps = toy(seed, SHAPES[norms])
     loss, hits, count = product_loss(net, batch, embedding, head, maps)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}

@@ -15,6 +15,7 @@ from eagle3.checkpoint import load_drafter
 from eagle3.config import Params, VocabParams
 from eagle3.errors import CheckpointError, VocabError
 from eagle3.maps import load_maps
+from eagle3.target import read_head
 from eagle3.vocab import select_vocab
 
 SIZE = 128
@@ -81,6 +82,25 @@ def test_training_starts_from_the_published_weights(inputs: Inputs, tiny_params:
     assert record.made_from["init_from"]
 
 
+def test_a_head_of_its_own_cannot_be_frozen(inputs: Inputs, tiny_params: Params) -> None:
+    tensors = load_file(WEIGHTS)
+    save_file({**tensors, "lm_head.weight": 2 * tensors["lm_head.weight"]}, WEIGHTS)
+    with pytest.raises(CheckpointError, match=r"has a head of its own.*set train\.head to trained"):
+        train(inputs, warm(tiny_params, head="frozen"))
+
+
+def test_a_published_head_that_is_the_targets_can_be_frozen(
+    inputs: Inputs, tiny_params: Params
+) -> None:
+    tensors = load_file(WEIGHTS)
+    rows_DH = read_head(inputs.target)[load_maps(inputs.vocab).ids_D].bfloat16()
+    save_file({**tensors, "lm_head.weight": rows_DH}, WEIGHTS)
+    train(inputs, warm(tiny_params, head="frozen", total_steps=2))
+    kept, _ = load_drafter(Drafter.home(SIZE))
+
+    assert torch.equal(kept.lm_head.weight, rows_DH.float())
+
+
 def test_another_checkpoint_is_another_run(inputs: Inputs, tiny_params: Params) -> None:
     params = warm(tiny_params, total_steps=2)
     first = train(inputs, params)
@@ -129,7 +149,9 @@ def test_a_token_to_keep_that_the_checkpoint_lacks_is_refused(
         ({"intermediate_size": 96}, r"set drafter\.intermediate_size to 96"),
         ({"rope_theta": 5.0}, r"set drafter\.rope_theta to 5\.0"),
         ({"norm_before_residual": True}, r"norm_before_residual is True, this run trains False"),
-        ({"fc_norm": True}, r"fc_norm is set, which we do not train"),
+        ({"fc_norm": True}, r"trains False; set drafter\.fc_norm to True"),
+        ({"norm_output": True}, r"trains False; set drafter\.norm_output to True"),
+        ({"norm_before_fc": True}, r"norm_before_fc is set, which we do not train"),
         (
             {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
             r"set target\.aux_layers to \[1, 3, 4\]",

@@ -67,7 +67,11 @@ def build_project(tiny_target: Path) -> Project:
     for size in SIZES:
         home = DraftVocab.home(size)
         vocab = select_vocab(inputs.target, inputs.corpus, params.vocab, size, None, home)
-        drafters[size] = train(replace(inputs, vocab=vocab), params)
+        # One of the two with the norms of EAGLE-3.1, so that vLLM serves both networks.
+        norms = {"fc_norm": size == "full", "norm_output": size == "full"}
+        drafter = params.drafter.model_copy(update=norms)
+        chosen = params.model_copy(update={"drafter": drafter})
+        drafters[size] = train(replace(inputs, vocab=vocab), chosen)
     return Project(params.target, inputs.target, inputs.corpus, inputs.states, drafters)
 
 
