@@ -1,6 +1,7 @@
 """What the trainer is fed: whole rows packed up to a number of tokens, read one batch ahead.
 
-The order is a function of the seed alone, so a resumed run continues where it stopped by counting.
+The order is a function of the seed alone, so a resumed run continues where it stopped by counting,
+with any number of processes: each takes its share of a step's micro-batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 from eagle3.attention import Documents
 from eagle3.replay import StateReader
 from eagle3.store.rows import Rows
+from eagle3.team import ALONE, Team
 from eagle3.ttt import Batch
 
 
@@ -58,13 +60,18 @@ def training_steps(
     seed: int,
     skip: int,
     device: torch.device,
+    team: Team = ALONE,
 ) -> Iterator[list[Batch]]:
-    """Yield the micro-batches of each optimizer step, from step `skip` on, read one step ahead."""
+    """Yield this process's micro-batches of each optimizer step, from step `skip` on.
+
+    They are read one step ahead.
+    """
     lengths = np.diff(rows.offsets_R1).tolist()
     plan = islice(packed_rows(lengths, batch_tokens, seed), skip * accumulate, None)
 
     def read_step() -> list[Batch]:
-        return [read_batch(rows, read, which, device) for which in islice(plan, accumulate)]
+        step = list(islice(plan, accumulate))
+        return [read_batch(rows, read, which, device) for which in team.share(step)]
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead") as reader:
         ahead: Future[list[Batch]] = reader.submit(read_step)

@@ -69,6 +69,10 @@ class TrainParams(Section):
         description="Tokens per micro-batch; whole rows are packed up to it."
     )
     accumulate: Positive = Field(description="Micro-batches per optimizer step.")
+    processes: Positive = Field(
+        description="Processes that share the micro-batches of a step, each on a GPU of its own or "
+        "on its part of the CPU's cores."
+    )
     weight_decay: float = Field(ge=0, description="Of AdamW.")
     beta1: Fraction = Field(description="Of AdamW.")
     beta2: Fraction = Field(description="Of AdamW.")
@@ -78,6 +82,9 @@ class TrainParams(Section):
     )
     validate_every: Positive = Field(
         description="Optimizer steps between replays of the validation split."
+    )
+    keep_checkpoints: NonNegative = Field(
+        description="Drafters of the newest validations to keep in checkpoints/, beside the best."
     )
     validate_draft_tokens: Positive = Field(
         description="k of the replay that chooses the checkpoint."
@@ -101,6 +108,17 @@ class TrainParams(Section):
             raise ValueError(
                 f"train.head is frozen, but train.head_init is {self.head_init}; set head_init to "
                 "target: a head that is not trained is worth what it starts from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_process_has_an_equal_share(self) -> Self:
+        if self.accumulate % self.processes:
+            raise ValueError(
+                f"train.accumulate ({self.accumulate}) must be a multiple of train.processes "
+                f"({self.processes}): whole micro-batches are shared out; raise the first to "
+                f"{-(-self.accumulate // self.processes) * self.processes} (and lower "
+                "train.batch_tokens, if a step shall stay as large), or lower the second"
             )
         return self
 

@@ -34,6 +34,16 @@ class Reporter(Protocol):
         """Figures of the work at a step, for a curve."""
 
 
+class SilentReporter:
+    """For a process that works for another, which reports for both."""
+
+    def progress(self, label: str, done: int, total: int, unit: str) -> None:
+        """Nothing."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Nothing."""
+
+
 class ConsoleReporter:
     """A bar on standard error when it is a terminal, log lines otherwise."""
 

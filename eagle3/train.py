@@ -4,6 +4,7 @@ import csv
 import io
 import shutil
 from pathlib import Path
+from typing import Any
 
 from eagle3.artifacts import (
     Corpus,
@@ -16,8 +17,10 @@ from eagle3.artifacts import (
 )
 from eagle3.config import DrafterParams, TrainParams
 from eagle3.contract import WEIGHTS_FILE
+from eagle3.kept import BEST, NEWEST
 from eagle3.progress import Reporter
-from eagle3.trainer import BEST, STATE, Trainer
+from eagle3.team import ALONE, Team
+from eagle3.trainer import STATE, Trainer
 from eagle3.warm_start import init_from_sha256
 from eagle3.work import publish, workspace
 
@@ -31,8 +34,11 @@ def train_drafter(
     params: TrainParams,
     out: Path,
     report: Reporter,
+    team: Team = ALONE,
 ) -> Drafter:
     """Train the drafter of one draft vocabulary, and put its best checkpoint into `out`.
+
+    Every process of a team makes this call; the one that leads writes, and all return its record.
 
     Raises:
         ArtifactError: an input was made from another target or corpus.
@@ -44,14 +50,32 @@ def train_drafter(
     vocab.require_made_from(corpus, DraftVocab.home(vocab.size))
     made_from = {record.stage: record.fingerprint for record in (target, corpus, states, vocab)}
     made_from |= init_from_sha256(params.init_from)
-    chosen = {"drafter": drafter_params.model_dump(), "train": params.model_dump()}
+    # Without the number of processes: a killed run goes on with any.
+    how = params.model_dump(exclude={"processes"})
+    chosen = {"drafter": drafter_params.model_dump(), "train": how}
     work = workspace(f"train@{vocab.size}", {**made_from, **chosen})
-    trainer = Trainer(target, vocab, drafter_params, params, work, report)
+    trainer = Trainer(target, vocab, drafter_params, params, work, report, team)
     trainer.run()
+    if team.leads:
+        _publish_result(trainer, vocab, made_from, chosen, out)
+    team.meet()
+    return Drafter.load(out)
+
+
+def _publish_result(
+    trainer: Trainer,
+    vocab: DraftVocab,
+    made_from: dict[str, str],
+    chosen: dict[str, Any],
+    out: Path,
+) -> None:
+    work = trainer.work
     result = work / "result"
     shutil.rmtree(result, ignore_errors=True)
     shutil.copytree(work / BEST, result, copy_function=_link)
     shutil.copytree(work / STATE, result / STATE, copy_function=_link)
+    if trainer.params.keep_checkpoints:
+        shutil.copytree(work / NEWEST, result / NEWEST, copy_function=_link)
     best = trainer.best
     record = Drafter(
         made_from=made_from,
@@ -67,7 +91,6 @@ def train_drafter(
     write_atomically(Drafter.curve_home(vocab.size), _csv(trainer.curve))
     publish(result, out)
     shutil.rmtree(work)
-    return record
 
 
 def _csv(curve: list[dict[str, float]]) -> str:

@@ -9,10 +9,6 @@ Shapes: N packed tokens, U predicting positions, M rows that count, V target voc
 
 import logging
 import math
-import shutil
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,21 +24,23 @@ from eagle3.drafter import DraftShape
 from eagle3.errors import TrainingError
 from eagle3.hot.step import HotPath
 from eagle3.initialise import first_drafter
+from eagle3.kept import keep_drafter
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import load_maps
 from eagle3.optimizer import adamw, clip_and_update
+from eagle3.pace import Pace
 from eagle3.progress import Reporter
 from eagle3.replay import replay_rows
 from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
 from eagle3.target import read_embedding, read_final_norm, read_head
+from eagle3.team import ALONE, Team
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
-from eagle3.work import publish
 
 log = logging.getLogger(__name__)
 
-BEST = "best"
 STATE = "training"
+VALIDATED = "acceptance_length_validation"
 
 
 class Trainer:
@@ -56,10 +54,11 @@ class Trainer:
         params: TrainParams,
         work: Path,
         report: Reporter,
+        team: Team = ALONE,
     ) -> None:
-        self.params, self.work, self.report = params, work, report
+        self.params, self.work, self.report, self.team = params, work, report, team
         self.aux_layers = target.aux_layers
-        self.device = pick_device(params.device, "train.device")
+        self.device = team.device(pick_device(params.device, "train.device"))
         dtype = TORCH_DTYPES[params.dtype]
         norm_H, eps = read_final_norm(target)
         self.embedding_VH = read_embedding(target).to(self.device, dtype)
@@ -90,14 +89,21 @@ class Trainer:
     def run(self) -> None:
         """Train to the last step, from the state of an earlier run if there is one."""
         self._resume()
+        self.team.require_same_step(self.step)
         try:
-            if not self.curve:
+            # A run may have been stopped between an update and the validation after it.
+            if self._validates and VALIDATED not in (self.curve[-1] if self.curve else {}):
                 self._validate()
             self._train()
         except BaseException:
             if not self._updating and self.curve:
                 self._save()
             raise
+
+    @property
+    def _validates(self) -> bool:
+        last = self.step == self.params.total_steps
+        return self.step % self.params.validate_every == 0 or last
 
     def _train(self) -> None:
         params = self.params
@@ -109,19 +115,20 @@ class Trainer:
             seed=params.seed,
             skip=self.step,
             device=self.device,
+            team=self.team,
         )
         pace = Pace()
         while self.step < params.total_steps:
             with pace.waiting():
                 micro_batches = next(batches)
             figures = self._update(micro_batches)
-            pace.tokens += sum(len(batch.tokens_N) for batch in micro_batches)
+            pace.tokens += self.team.count(sum(len(batch.tokens_N) for batch in micro_batches))
             last = self.step == params.total_steps
             self.report.progress("training", self.step, params.total_steps, "steps")
             if self.step % params.log_every == 0 or last:
                 self.report.metrics({**figures, **pace.figures()}, self.step)
                 pace = Pace()
-            if self.step % params.validate_every == 0 or last:
+            if self._validates:
                 self._validate()
                 self._save()
                 pace = Pace()
@@ -150,19 +157,22 @@ class Trainer:
         return figures
 
     def backward(self, micro_batches: list[Batch]) -> tuple[float, list[float]]:
-        """Add the gradient of the loss over all micro-batches, as if they were one.
+        """Add the gradient of the loss over all micro-batches of the team, as if they were one.
 
         Returns the loss per supervised prediction (in nats, but for `tv`), the steps weighted and
         summed, and for each step the share of counted rows whose argmax is the target's.
         """
-        supervised = sum(
-            int(supervised_predictors(batch.loss_mask_N, batch.documents).sum())
-            for batch in micro_batches
+        supervised = self.team.count(
+            sum(
+                int(supervised_predictors(batch.loss_mask_N, batch.documents).sum())
+                for batch in micro_batches
+            )
         )
-        loss = torch.zeros((), device=self.device)
-        hits = torch.zeros(self.params.ttt_steps, dtype=torch.int64, device=self.device)
+        # Figures in float64: their sum is then the same however the team shares the work.
+        loss = torch.zeros((), dtype=torch.float64, device=self.device)
+        hits = torch.zeros(self.params.ttt_steps, dtype=torch.float64, device=self.device)
         counted = torch.zeros_like(hits)
-        # A batch may hold no supervised prediction at all: divide by at least one.
+        # A step may hold no supervised prediction at all: divide by at least one.
         decay, divisor = self.params.step_decay, max(supervised, 1)
         weights = [decay**index / divisor for index in range(self.params.ttt_steps)]
         for batch in micro_batches:
@@ -178,7 +188,11 @@ class Trainer:
             loss += part.detach()
             hits += batch_hits
             counted += batch_counted
-        return loss.item(), (hits / counted.clamp(min=1)).tolist()
+        if supervised:
+            self.team.sum_gradients(self.net.parameters())
+        total, *figures = self.team.sums([*loss[None].tolist(), *hits.tolist(), *counted.tolist()])
+        pairs = zip(figures[: len(hits)], figures[len(hits) :], strict=True)
+        return total, [agreed / max(rows, 1) for agreed, rows in pairs]
 
     def batch_loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Sum over steps and rows of the weighted loss; hits and counted rows per step."""
@@ -208,29 +222,33 @@ class Trainer:
         """Replay the validation split; keep this checkpoint if it is the best so far."""
         k = self.params.validate_draft_tokens
         rows = self.validation_rows
-        which = range(len(rows))
+        which = self.team.share(range(len(rows)))
         self.net.eval()
         read = self.validation_store.read
         embedding_VH = self.embedding_VH.float()
         per_row = replay_rows(self.net, embedding_VH, self.maps, rows, read, (k,), which)
         self.net.train()
-        drafts = sum(tallies[k].drafts for tallies in per_row.values())
-        accepted = sum(tallies[k].accepted for tallies in per_row.values())
+        drafts = self.team.count(sum(tallies[k].drafts for tallies in per_row.values()))
+        accepted = self.team.count(sum(tallies[k].accepted for tallies in per_row.values()))
         length = 1 + accepted / max(drafts, 1)
-        self.report.metrics({"acceptance_length_validation": length}, self.step)
+        self.report.metrics({VALIDATED: length}, self.step)
         if self.curve and self.curve[-1]["step"] == self.step:
-            self.curve[-1]["acceptance_length_validation"] = length
+            self.curve[-1][VALIDATED] = length
         else:
-            self.curve.append({"step": self.step, "acceptance_length_validation": length})
-        if not self.best or length > self.best["acceptance_length"]:
-            partial = self.work / f"{BEST}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            save_drafter(self.net, self.maps, self.aux_layers, partial)
-            publish(partial, self.work / BEST)
+            self.curve.append({"step": self.step, VALIDATED: length})
+        best = not self.best or length > self.best["acceptance_length"]
+        if self.team.leads:
+            newest = self.params.keep_checkpoints
+            keep_drafter(self.work, self.step, self._write_drafter, best=best, newest=newest)
+        if best:
             self.best = {"step": self.step, "acceptance_length": length}
 
+    def _write_drafter(self, folder: Path) -> None:
+        save_drafter(self.net, self.maps, self.aux_layers, folder)
+
     def _save(self) -> None:
+        if not self.team.leads:
+            return
         trained = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
         tensors = {f"net.{name}": parameter for name, parameter in trained.items()}
         for name, parameter in trained.items():
@@ -256,27 +274,6 @@ class Trainer:
         if self.hot:
             self.hot.refresh()
         log.info("going on from step %d of %d", self.step, self.params.total_steps)
-
-
-class Pace:
-    """Tokens per second and the share of time spent waiting for data, since it was made."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self._started = time.monotonic()
-        self._waited = 0.0
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Time inside counts as waiting for data."""
-        asked = time.monotonic()
-        yield
-        self._waited += time.monotonic() - asked
-
-    def figures(self) -> dict[str, float]:
-        """As metrics."""
-        seconds = time.monotonic() - self._started
-        return {"tokens_per_second": self.tokens / seconds, "data_wait": self._waited / seconds}
 
 
 def learning_rate(params: TrainParams, step: int) -> float:

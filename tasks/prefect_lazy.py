@@ -13,10 +13,11 @@ from uuid import UUID
 
 from eagle3.errors import Eagle3Error
 from tasks.errors import ServerError
+from tasks.rank import HELPS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PREFECT_ON = bool(os.environ.get("PREFECT_API_URL"))
+PREFECT_ON = bool(os.environ.get("PREFECT_API_URL")) and not HELPS
 
 PARENT_TASK_RUN = "EAGLE3_PREFECT_TASK_RUN_ID"
 """Environment variable by which the pipeline's task makes a stage's flow its subflow."""

@@ -12,8 +12,8 @@ from tasks.errors import Terminated
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Have the kernel send SIGTERM to this process when its parent ends (Linux; nothing elsewhere).
+def die_with_parent(by: signal.Signals = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when its parent ends (Linux; nothing elsewhere).
 
     Without it, `kill -9` of dvc leaves a training process that writes into the next attempt's
     result.
@@ -21,9 +21,16 @@ def die_with_parent() -> None:
     if not sys.platform.startswith("linux"):
         return
     parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, by)
     if os.getppid() != parent:  # it ended before the request was in place
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), by)
+
+
+def end_with_parent() -> None:
+    """Ignore SIGTERM and Ctrl-C, and end at once when the parent does, and not before."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL)
 
 
 def raise_on_sigterm() -> None:

@@ -19,12 +19,16 @@ from eagle3.work import room_for
 from tasks import dvc_stage, signals
 from tasks.errors import Terminated
 from tasks.prefect_lazy import PREFECT_ON, FlowRun
+from tasks.rank import HELPS, RANK
 from tasks.tracking import StageRun, stage_run
 
 log = logging.getLogger(__name__)
 
 WHOLE_CHAIN = "evaluate"
 """The stage whose MLflow run has all params: two of them side by side tell the whole difference."""
+
+SHARED = "train"
+"""The stage that several processes can share."""
 
 
 def run_stage(stage: str, flow: Callable[..., Artifact]) -> None:
@@ -42,6 +46,8 @@ def run_sized_stage(stage: str, flow: Callable[..., Artifact]) -> None:
 
 
 def _exit_code(stage: str, flow: Callable[..., Artifact], size_text: str | None) -> int:
+    if HELPS:
+        return _helped(stage, flow, size_text)
     _log_to_stderr()
     signals.die_with_parent()
     signals.raise_on_sigterm()
@@ -61,6 +67,20 @@ def _exit_code(stage: str, flow: Callable[..., Artifact], size_text: str | None)
             "error: terminated; finished work is kept, run the same command to go on\n"
         )
         return 143
+    return 0
+
+
+def _helped(stage: str, flow: Callable[..., Artifact], size_text: str | None) -> int:
+    """Compute for the process of RANK 0, which tracks, reports and writes."""
+    signals.end_with_parent()
+    try:
+        if stage != SHARED or size_text is None:
+            raise ParamsError(f"{stage} is one process (RANK is {RANK}); start it without torchrun")
+        flow(params=load_params(), size=parse_size(size_text))
+    except Eagle3Error as error:
+        # Not a line that starts with "error:", which is the leader's to say.
+        sys.stderr.write(f"process {RANK}: {error}\n")
+        return 2 if isinstance(error, ParamsError) else 1
     return 0
 
 

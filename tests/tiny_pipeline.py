@@ -9,6 +9,7 @@ from eagle3.engines.transformers import TransformersEngine
 from eagle3.extract import extract_hidden_states
 from eagle3.progress import ConsoleReporter, Reporter
 from eagle3.target import bring_target
+from eagle3.team import ALONE, Team
 from eagle3.train import train_drafter
 from eagle3.vocab import select_vocab
 
@@ -21,6 +22,16 @@ class Inputs:
     corpus: Corpus
     states: HiddenStates
     vocab: DraftVocab
+
+    @classmethod
+    def load(cls, size: VocabSize) -> "Inputs":
+        """Those of the current directory."""
+        return cls(
+            TargetModel.load(TargetModel.home),
+            Corpus.load(Corpus.home),
+            HiddenStates.load(HiddenStates.home),
+            DraftVocab.load(DraftVocab.home(size)),
+        )
 
 
 def make_inputs(params: Params, size: VocabSize) -> Inputs:
@@ -36,7 +47,9 @@ def make_inputs(params: Params, size: VocabSize) -> Inputs:
     return Inputs(target, corpus, states, vocab)
 
 
-def train(inputs: Inputs, params: Params, report: Reporter | None = None) -> Drafter:
+def train(
+    inputs: Inputs, params: Params, report: Reporter | None = None, team: Team = ALONE
+) -> Drafter:
     """Run train in the current directory."""
     return train_drafter(
         inputs.target,
@@ -47,4 +60,5 @@ def train(inputs: Inputs, params: Params, report: Reporter | None = None) -> Dra
         params.train,
         Drafter.home(inputs.vocab.size),
         report or ConsoleReporter(),
+        team,
     )

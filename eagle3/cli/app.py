@@ -14,6 +14,7 @@ from eagle3.cli.inspect import inspect
 from eagle3.cli.measure import measure
 from eagle3.cli.output import log_to_stderr
 from eagle3.cli.params import params
+from eagle3.cli.plan import plan
 from eagle3.cli.report import report
 from eagle3.cli.store import store_app
 from eagle3.errors import Eagle3Error
@@ -26,7 +27,7 @@ app = typer.Typer(
     help="Train EAGLE-3 drafters and measure what they are worth.",
 )
 app.callback()(log_to_stderr)
-for command in (params, inspect, report, check, export, measure, clean, doctor):
+for command in (params, plan, inspect, report, check, export, measure, clean, doctor):
     app.command()(command)
 app.command("import")(import_)
 app.add_typer(store_app, name="store")

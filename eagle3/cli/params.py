@@ -25,7 +25,7 @@ def params(
 
     Example: eagle3 params --preset kimi-k2.5 --draft-vocab 32000
     """
-    path = PARAMS_FILE if preset is None else _preset_file(preset)
+    path = params_file(preset)
     table = parameter_table(load_params(path), parse_size(draft_vocab))
     facts = {
         "params": str(path),
@@ -46,12 +46,19 @@ def params(
     answer(facts, json, _for_people(table, path))
 
 
-def _preset_file(name: str) -> Path:
-    path = PRESETS / f"{name}.yaml"
+def params_file(preset: str | None) -> Path:
+    """The file of a preset, or the project's own without one.
+
+    Raises:
+        ParamsError: there is no such preset.
+    """
+    if preset is None:
+        return PARAMS_FILE
+    path = PRESETS / f"{preset}.yaml"
     if not path.is_file():
         known = ", ".join(sorted(found.stem for found in PRESETS.glob("*.yaml")))
         raise ParamsError(
-            f"--preset {name}: there is no {path}; "
+            f"--preset {preset}: there is no {path}; "
             + (f"known are {known}" if known else "run this in the project's folder")
         )
     return path

@@ -16,6 +16,7 @@ Run = Callable[[Sequence[str]], tuple[int, str, str]]
 
 COMMANDS = [
     ["params"],
+    ["plan"],
     ["inspect"],
     ["report"],
     ["check"],

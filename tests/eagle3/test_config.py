@@ -117,6 +117,11 @@ def test_a_draft_vocabulary_as_large_as_the_targets_is_refused(size: int, raw: d
     refused(raw, rf"vocab.sizes has {size}, but target.shape.vocab_size is 49152; write `full`")
 
 
+def test_processes_that_cannot_share_a_step_name_the_number_to_raise(raw: dict[str, Any]):
+    raw["train"] |= {"accumulate": 6, "processes": 4}
+    refused(raw, r"train.accumulate \(6\) must be a multiple of train.processes .* to 8 ")
+
+
 def test_a_size_named_twice_is_refused(raw: dict[str, Any]):
     raw["vocab"]["sizes"] = [32000, "full", 32000]
     refused(raw, r"vocab.sizes names 32000 twice; name each size once")

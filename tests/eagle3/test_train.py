@@ -99,6 +99,28 @@ def test_the_kept_checkpoint_is_the_best_validated_one(inputs: Inputs, tiny_para
     assert validated[60] < record.acceptance_length_validation
 
 
+def test_the_newest_drafters_are_kept_beside_the_best_and_older_ones_are_not(
+    inputs: Inputs, tiny_params: Params
+) -> None:
+    # Validated at steps 0, 2, 4, 6, 8.
+    train(inputs, with_train(tiny_params, total_steps=8, validate_every=2, keep_checkpoints=2))
+    folders = sorted((Drafter.home(SIZE) / "checkpoints").iterdir())
+    state = load_file(Drafter.home(SIZE) / "training" / "state.safetensors")
+    last, _ = load_drafter(folders[-1])
+
+    assert [folder.name for folder in folders] == ["step-0000006", "step-0000008"]
+    trained = state["net.fc.weight"].bfloat16().float()
+    assert torch.equal(last.fc.weight, trained)
+
+
+def test_no_drafter_but_the_best_is_kept_unless_it_is_asked_for(
+    inputs: Inputs, tiny_params: Params
+) -> None:
+    train(inputs, with_train(tiny_params, keep_checkpoints=0))
+    kept = {path.name for path in Drafter.home(SIZE).iterdir()}
+    assert kept == {"config.json", "model.safetensors", Drafter.manifest, "training"}
+
+
 def test_training_stopped_by_an_exception_goes_on_to_the_same_end(
     inputs: Inputs, tiny_params: Params
 ) -> None:

@@ -1,0 +1,157 @@
+"""Bytes of a training run before there is one: on disk, and in a GPU at the step's fullest moment.
+
+Every entry is a tensor that the code named beside it holds. Allocated bytes: torch's cache, CUDA's
+context and NCCL's buffers come on top. tests/eagle3/test_plan.py holds the sum to the peaks that
+benchmarks/results/train_step.json measured, and the fixed parts to the tensors of a real trainer.
+
+Letters: N tokens of a micro-batch, S steps of the training-time test, H width, I width of the MLP,
+Q query columns, C key columns, V target vocabulary, D draft vocabulary.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from eagle3.config import Dtype
+from eagle3.counts import ParameterTable
+from eagle3.drafter import DraftShape
+from eagle3.hot.head import DRAFT_LOGITS_AT_ONCE
+
+BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
+STORED: dict[Dtype, float] = {"bfloat16": 0.637, "float32": 0.80}
+"""Share of their raw bytes that states take in the store, losslessly: the demo's train split in
+bfloat16 and its eval split in float32 (docs/results.md, eagle3/store/layout.py). Of one model."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one process has before it."""
+
+    tokens: int
+    """Of a micro-batch, every one supervised: the most that a step can hold."""
+    ttt_steps: int
+    accumulate: int
+    """Micro-batches of one optimizer step in this process."""
+    held: int
+    """Micro-batches on the device: those of this step, and those that are read ahead."""
+    head_trained: bool = True
+
+
+def state_bytes(hidden_size: int, tokens: int, dtype: Dtype) -> tuple[int, int]:
+    """Hidden states of `tokens` tokens: raw bytes (four states a token), and bytes in the store."""
+    raw = 4 * hidden_size * BYTES[dtype] * tokens
+    return raw, round(raw * STORED[dtype])
+
+
+def drafter_bytes(table: ParameterTable, vocab_size: int) -> int:
+    """model.safetensors: bfloat16 weights; d2t in int64 and t2d in bool, unless D is V."""
+    maps = 0 if table.draft_vocab == vocab_size else 8 * table.draft_vocab + vocab_size
+    return 2 * table.trainable + maps
+
+
+def training_state_bytes(table: ParameterTable) -> int:
+    """state.safetensors: float32 weights and AdamW's two moments."""
+    return 12 * table.trainable
+
+
+def fixed_memory(
+    table: ParameterTable, dtype: Dtype, hot: bool, head_trained: bool = True
+) -> dict[str, int]:
+    """Held from the first step to the last, on every GPU."""
+    weights = {tensor.name: tensor for tensor in table.tensors if tensor.trainable}
+    moved = table.trainable - (0 if head_trained else weights["lm_head.weight"].parameters)
+    # The target's whole head: its softmax and argmax are over V (loss.TargetHead).
+    embedding, norm = (
+        next(tensor for tensor in table.tensors if tensor.name == name)
+        for name in ("target embedding", "target final norm")
+    )
+    parts = {
+        "weights, float32": 4 * table.trainable,
+        "AdamW's moments, float32": 8 * moved,
+        "target's embedding and head": BYTES[dtype] * (2 * embedding.parameters + norm.parameters),
+    }
+    if hot:
+        # hot.products.Stack
+        matrices = [tensor for tensor in weights.values() if len(tensor.shape) == 2]
+        parts["weights, bfloat16 copies"] = 2 * sum(prod(tensor.shape) for tensor in matrices)
+    return parts
+
+
+def gradient_bytes(table: ParameterTable, head_trained: bool = True) -> int:
+    """float32 gradients of all that trains (hot.products.add_gradient)."""
+    head = next(tensor for tensor in table.tensors if tensor.name == "lm_head.weight")
+    return 4 * (table.trainable - (0 if head_trained else head.parameters))
+
+
+def hot_peak(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
+    """What the hot path (bfloat16 on a GPU) holds at its fullest moment, part by part."""
+    fixed = fixed_memory(table, "bfloat16", hot=True, head_trained=work.head_trained)
+    # aux and last of every token in bfloat16, its id in int64 and its mask (ttt.Batch)
+    fixed["batches, this step's and the next's"] = (
+        work.held * work.tokens * (2 * 4 * shape.hidden_size + 9)
+    )
+    moments = (
+        _scoring(table, shape, work),
+        _in_backward(table, shape, work),
+        {"gradients, float32": gradient_bytes(table, work.head_trained)},
+    )
+    return fixed | max(moments, key=lambda parts: sum(parts.values()))
+
+
+def _kept(shape: DraftShape, work: Work) -> dict[str, int]:
+    """From the forward pass on, until a step's own backward pass."""
+    h, i, q, c = _widths(shape)
+    n, s = work.tokens, work.ttt_steps
+    # hot.step.First: features, their norm, the embedding's, W_e e of q, k, v; keys and values.
+    first = 3 * h + (q + 2 * c) + 2 * c
+    return {
+        "states kept for backward": 2 * n * (first + s * (_of_step(h, i, q) + 2 * c)),
+        "states scored by the head": 2 * n * s * 3 * h,
+        "target's probabilities": 2 * n * shape.draft_vocab,
+    }
+
+
+def _of_step(h: int, i: int, q: int) -> int:
+    """Numbers a row that a step frees in its backward pass.
+
+    Its state and that one's norm; queries, attention's output twice (as laid out, and as rows); the
+    sum with the residual and its norm; gate and up side by side; their product. Its keys and values
+    are links of the chain, which end with the batch.
+    """
+    return 2 * h + 3 * q + 2 * h + 2 * i + i
+
+
+def _scoring(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
+    """hot.head.score: the last chunk of logits, before any step's backward pass."""
+    gradients = gradient_bytes(table, work.head_trained)
+    if work.accumulate == 1:
+        gradients = 4 * shape.draft_vocab * shape.hidden_size if work.head_trained else 0
+    rows = work.tokens * work.ttt_steps
+    return _kept(shape, work) | {
+        "gradients, float32": gradients,
+        "logits": 2 * min(DRAFT_LOGITS_AT_ONCE, rows * shape.draft_vocab),
+    }
+
+
+def _in_backward(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
+    """The MLP of the last step but one: the layer's gradients are there, one step's states gone."""
+    h, i, q, c = _widths(shape)
+    n, s = work.tokens, work.ttt_steps
+    gradients = gradient_bytes(table, work.head_trained)
+    if work.accumulate == 1:
+        gradients -= 4 * 3 * h * h  # fc's comes last
+    kept = _kept(shape, work)
+    if s > 1:
+        kept["states kept for backward"] -= 2 * n * _of_step(h, i, q)
+    # chain.Chains: of step 0's keys and values in float32, of the links; meet.Fed: of W_e e; of all
+    # states before the head's norm; and of this MLP's two inputs, its product, gate and up.
+    numbers = 2 * 2 * c + (s - 1) * 2 * c + (q + 2 * c) + s * h + (2 * h + i + 2 * i)
+    return kept | {
+        "gradients, float32": gradients,
+        "gradients of states": 2 * n * numbers,
+    }
+
+
+def _widths(shape: DraftShape) -> tuple[int, int, int, int]:
+    queries = shape.num_attention_heads * shape.head_dim
+    keys = shape.num_key_value_heads * shape.head_dim
+    return shape.hidden_size, shape.intermediate_size, queries, keys

@@ -1,0 +1,165 @@
+"""What a training run will take, before anything runs: disk, GPU memory and time.
+
+One row of figures for each draft vocabulary of params.yaml. Bytes: eagle3/footprint.py; time:
+eagle3/throughput.py. What nobody has measured is None, with the reason.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle3.config import Params, VocabSize
+from eagle3.counts import parameter_table
+from eagle3.drafter import DraftShape
+from eagle3.errors import ParamsError
+from eagle3.footprint import (
+    STORED,
+    Work,
+    drafter_bytes,
+    fixed_memory,
+    gradient_bytes,
+    hot_peak,
+    state_bytes,
+    training_state_bytes,
+)
+from eagle3.throughput import RESULTS, Rate, rate
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states of the training split; every draft vocabulary reads the same."""
+
+    raw_bytes: int
+    bytes: int
+    basis: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of each GPU."""
+
+    parts: dict[str, int]
+    """Bytes."""
+    missing: str
+    """What is not among the parts; empty if nothing is."""
+
+    @property
+    def bytes(self) -> int:
+        """Of all parts."""
+        return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Time:
+    """With every token supervised; prompts cost less."""
+
+    tokens_per_s: float
+    seconds_per_epoch: float
+    seconds_in_all: float
+    """For `train.total_steps`."""
+    basis: str
+
+
+@dataclass(frozen=True)
+class SizePlan:
+    """One draft vocabulary."""
+
+    size: VocabSize
+    draft_vocab: int
+    trainable: int
+    drafter_bytes: int
+    training_state_bytes: int
+    work_bytes: int
+    """The most that .work/ holds: best drafter and state, the next of each while it is written, and
+    `train.keep_checkpoints` drafters."""
+    memory: Memory
+    time: Time | None
+    no_time: str
+    """Why there is none; empty if there is."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run over so many training tokens, on so many GPUs."""
+
+    tokens: int
+    gpus: int
+    states: States
+    steps_per_epoch: float
+    sizes: tuple[SizePlan, ...]
+
+
+def plan_training(params: Params, tokens: int, gpus: int, results: Path = RESULTS) -> Plan:
+    """Work out what training on `tokens` tokens takes; nothing is allocated.
+
+    Raises:
+        ParamsError: a step's micro-batches cannot be shared by so many GPUs.
+    """
+    train = params.train
+    if train.accumulate % gpus:
+        raise ParamsError(
+            f"--gpus {gpus} cannot share train.accumulate ({train.accumulate}) micro-batches; "
+            f"set train.accumulate to a multiple of {gpus}"
+        )
+    dtype = params.extract.state_dtype
+    raw, stored = state_bytes(params.target.shape.hidden_size, tokens, dtype)
+    states = States(
+        raw,
+        stored,
+        f"four {dtype} states a token, at {STORED[dtype]} of their size: measured on the demo "
+        "(SmolLM2-135M, lossless); another model's may pack otherwise",
+    )
+    steps = tokens / (train.batch_tokens * train.accumulate)
+    sizes = tuple(_size_plan(params, size, tokens, gpus, results) for size in params.vocab.sizes)
+    return Plan(tokens, gpus, states, steps, sizes)
+
+
+def _size_plan(params: Params, size: VocabSize, tokens: int, gpus: int, results: Path) -> SizePlan:
+    table = parameter_table(params, size)
+    target = params.target.shape
+    shape = DraftShape.of(params.drafter, target.hidden_size, target.vocab_size, table.draft_vocab)
+    drafter = drafter_bytes(table, target.vocab_size)
+    state = training_state_bytes(table)
+    hot = params.train.dtype == "bfloat16" and params.train.device != "cpu"
+    time, no_time = _time(params, shape, tokens, gpus, results) if hot else (None, _PLAIN)
+    return SizePlan(
+        size=size,
+        draft_vocab=table.draft_vocab,
+        trainable=table.trainable,
+        drafter_bytes=drafter,
+        training_state_bytes=state,
+        work_bytes=2 * (drafter + state) + params.train.keep_checkpoints * drafter,
+        memory=_memory(params, size, shape, gpus, hot),
+        time=time,
+        no_time=no_time,
+    )
+
+
+_PLAIN = (
+    "measured for train.dtype bfloat16 on a GPU alone, and params.yaml has another dtype or device"
+)
+
+
+def _memory(params: Params, size: VocabSize, shape: DraftShape, gpus: int, hot: bool) -> Memory:
+    table, train = parameter_table(params, size), params.train
+    if hot:
+        share = train.accumulate // gpus
+        work = Work(train.batch_tokens, train.ttt_steps, share, held=2 * share)
+        return Memory(hot_peak(table, shape, work), "")
+    parts = fixed_memory(table, train.dtype, hot=False)
+    parts["gradients, float32"] = gradient_bytes(table)
+    return Memory(parts, f"states and logits: {_PLAIN}")
+
+
+def _time(
+    params: Params, shape: DraftShape, tokens: int, gpus: int, results: Path
+) -> tuple[Time | None, str]:
+    train = params.train
+    found: Rate | None = rate(shape, train.batch_tokens, train.ttt_steps, results)
+    if found is None:
+        return None, f"{results} is not here or has no record of eagle3; run this in the project"
+    basis = found.basis
+    if gpus > 1:
+        basis += f"; {gpus} GPUs taken as {gpus} times one, which is not measured"
+    together = found.tokens_per_s * gpus
+    in_all = train.total_steps * train.accumulate * train.batch_tokens
+    return Time(together, tokens / together, in_all / together, basis), ""

@@ -1,0 +1,238 @@
+"""Training in two processes (gloo): the same gradients, curves and states as in one."""
+
+import csv
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny_pipeline import Inputs, make_inputs, train
+
+from eagle3.artifacts import Drafter
+from eagle3.batches import read_batch, training_steps
+from eagle3.config import Params
+from eagle3.errors import TrainingError
+from eagle3.progress import ConsoleReporter
+from eagle3.team import MEETING_PLACE, Team, joined
+from eagle3.trainer import Trainer, open_split
+
+SIZE = 128
+STEP = ((0, 1), (2,), (3,), (4, 5))
+"""Rows of the micro-batches of one step."""
+UNEVEN = ((0,), ())
+"""A step whose second process finds nothing to predict."""
+
+# What each process runs: gradients, a whole run, and one that is stopped after step 3.
+PROCESS = """
+import os, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from eagle3.config import Params
+from eagle3.team import joined
+from test_team import STEP, UNEVEN, StopAt, gradients
+from tiny_pipeline import Inputs, train
+
+params = Params.model_validate_json(Path("params.json").read_text())
+inputs = Inputs.load(128)
+with joined(torch.device("cpu"), os.environ) as team:
+    for name, step in (("even", STEP), ("uneven", UNEVEN)):
+        found = gradients(inputs, params, team.share(step), team)
+        save_file(found, f"{name}-{team.rank}.safetensors")
+    train(inputs, params, team=team)
+    team.meet()
+    if team.leads:
+        Path(f"models/{inputs.vocab.size}").rename("whole")
+        Path("reports/training/128.csv").rename("whole.csv")
+    team.meet()
+    try:
+        train(inputs, params, StopAt(3), team)
+    except KeyboardInterrupt:
+        sys.exit()
+"""
+
+
+class StopAt(ConsoleReporter):
+    """Ends training at a step, as a signal's handler does."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.stop = step
+
+    def progress(self, label: str, done: int, total: int, unit: str) -> None:
+        if done == self.stop:
+            raise KeyboardInterrupt
+
+
+def gradients(
+    inputs: Inputs, params: Params, step: tuple[tuple[int, ...], ...], team: Team
+) -> dict[str, torch.Tensor]:
+    """What `Trainer.backward` leaves for micro-batches of these rows; none is a masked one."""
+    trainer = Trainer(
+        inputs.target, inputs.vocab, params.drafter, params.train, Path(), ConsoleReporter(), team
+    )
+    batches = []
+    for part in step:
+        batch = read_batch(
+            trainer.train_rows, trainer.train_store.read, part or (1,), trainer.device
+        )
+        batch.loss_mask_N[:] &= bool(part)
+        batches.append(batch)
+    loss, accuracy = trainer.backward(batches)
+    found = {name: p.grad for name, p in trainer.net.named_parameters() if p.grad is not None}
+    return found | {"loss": torch.tensor([loss, *accuracy], dtype=torch.float64)}
+
+
+def curve(path: Path) -> dict[str, list[float]]:
+    with path.open() as file:
+        points = list(csv.DictReader(file))
+    return {
+        name: [float(point[name]) for point in points if point[name]]
+        for name in ("loss", "grad_norm", "acceptance_length_validation")
+    }
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A project folder after both: two processes, and one."""
+
+    inputs: Inputs
+    params: Params
+    two: Path
+    one: Path
+
+
+@pytest.fixture(scope="module")
+def done() -> dict[str, Runs]:
+    return {}
+
+
+@pytest.fixture
+def runs(
+    done: dict[str, Runs],
+    tiny_params: Params,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Runs:
+    """Both runs, made once; the current folder is that of the two processes."""
+    if "runs" not in done:
+        one = tmp_path_factory.mktemp("one")
+        train_params = tiny_params.train.model_copy(update={"accumulate": 2, "batch_tokens": 128})
+        params = tiny_params.model_copy(update={"train": train_params})
+        monkeypatch.chdir(one)
+        inputs = make_inputs(params, SIZE)
+        two = shutil.copytree(one, one.with_name("two"))
+        train(inputs, params)
+        start_two(two, params)
+        done["runs"] = Runs(inputs, params, two, one)
+    monkeypatch.chdir(done["runs"].two)
+    return done["runs"]
+
+
+def start_two(folder: Path, params: Params) -> None:
+    both = params.model_copy(update={"train": params.train.model_copy(update={"processes": 2})})
+    (folder / "params.json").write_text(both.model_dump_json())
+    tests = Path(__file__).parents[1]
+    shared = {
+        "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent, Path(__file__).parent))),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+        "WORLD_SIZE": "2",
+        MEETING_PLACE: f"file://{folder / 'met'}",
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", PROCESS],
+            cwd=folder,
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    try:
+        assert [process.wait(timeout=120) for process in started] == [0, 0]
+    finally:
+        for process in started:
+            process.kill()
+
+
+@pytest.mark.parametrize(("name", "step"), [("even", STEP), ("uneven", UNEVEN)])
+def test_gradients_of_two_processes_are_those_of_one_with_the_same_step(
+    runs: Runs, name: str, step: tuple[tuple[int, ...], ...]
+) -> None:
+    alone = gradients(runs.inputs, runs.params, step, Team(0, 1, 0))
+    first, second = (load_file(f"{name}-{rank}.safetensors") for rank in range(2))
+
+    assert first.keys() == second.keys() == alone.keys()
+    for key, expected in alone.items():
+        assert torch.equal(first[key], second[key])
+        worst = (first[key] - expected).norm() / expected.norm().clamp(min=1e-30)
+        assert worst < 1e-6, key
+
+
+def test_two_processes_give_the_curve_and_the_drafter_of_one(runs: Runs) -> None:
+    two, one = curve(Path("whole.csv")), curve(runs.one / Drafter.curve_home(SIZE))
+    weights, expected = (
+        load_file(folder / "model.safetensors")
+        for folder in (Path("whole"), runs.one / Drafter.home(SIZE))
+    )
+
+    assert two["acceptance_length_validation"] == one["acceptance_length_validation"]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
+    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
+    for name, tensor in expected.items():
+        torch.testing.assert_close(weights[name], tensor, rtol=0.01, atol=1e-3)
+
+
+def test_a_run_of_two_processes_that_was_stopped_goes_on_with_one(runs: Runs) -> None:
+    (state,) = Path(".work").glob("train-*/training/state.safetensors")
+    assert int(load_file(state)["optimizer.step.norm.weight"]) == 3
+    train(runs.inputs, runs.params)
+    resumed, straight = curve(Drafter.curve_home(SIZE)), curve(runs.one / Drafter.curve_home(SIZE))
+
+    assert resumed["loss"] == pytest.approx(straight["loss"], rel=1e-6)
+    assert resumed["acceptance_length_validation"] == straight["acceptance_length_validation"]
+
+
+def test_the_shares_of_a_step_are_its_micro_batches(runs: Runs) -> None:
+    rows, store = open_split("train")
+
+    def step(team: Team) -> list[list[int]]:
+        options = {"batch_tokens": 128, "accumulate": 4, "seed": 0, "skip": 1, "team": team}
+        steps = training_steps(rows, store.read, device=torch.device("cpu"), **options)
+        return [batch.tokens_N.tolist() for batch in next(steps)]
+
+    first, second = step(Team(0, 2, 0)), step(Team(1, 2, 1))
+
+    assert len(first) == len(second) == 2
+    whole = step(Team(0, 1, 0))
+    assert sorted([*first, *second]) == sorted(whole)
+
+
+def test_processes_that_found_different_training_states_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = (
+        "import os, torch\n"
+        "from eagle3.team import joined\n"
+        "with joined(torch.device('cpu'), os.environ) as team:\n"
+        "    team.require_same_step(0)\n"
+    )
+    shared = {"WORLD_SIZE": "2", MEETING_PLACE: f"file://{tmp_path / 'met'}"}
+    for name, value in shared.items():
+        monkeypatch.setenv(name, value)
+    other = subprocess.Popen(
+        [sys.executable, "-c", script],
+        env=os.environ | {"RANK": "1", "LOCAL_RANK": "1"},
+        stderr=subprocess.DEVNULL,
+    )
+    mine = os.environ | {"RANK": "0", "LOCAL_RANK": "0"}
+    with (
+        joined(torch.device("cpu"), mine) as team,
+        pytest.raises(TrainingError, match="one project folder"),
+    ):
+        team.require_same_step(3)
+    assert other.wait(timeout=60) == 1
