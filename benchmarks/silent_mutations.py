@@ -37,8 +37,8 @@ from eagle3.target import end_token_ids
 from eagle3.target.folder import trusted_folder
 
 K = 3
-PROMPTS = 2
-"""Eval rows of each domain."""
+PROMPTS = 1
+"""Eval rows of each domain: a broken drafter is told from a sound one by a few."""
 
 Tensors = dict[str, Tensor]
 Config = dict[str, Any]
