@@ -67,7 +67,9 @@ def test_info_has_the_size_and_the_identity_of_a_store(run: Run, tmp_path: Path)
 
     facts = json.loads(out)
     assert code == 0
-    assert set(facts) == {"tokens", "rows", "bytes", "raw_bytes", "ratio", "fingerprint", "target"}
+    sizes = {"tokens", "rows", "bytes", "raw_bytes", "ratio"}
+    assert set(facts) == sizes | {"fingerprint", "target", "dtype"}
+    assert facts["dtype"] == "float32"
     assert (facts["tokens"], facts["rows"], facts["target"]) == (6, 2, "tiny")
     assert facts["raw_bytes"] == 6 * 4 * 4 * 4
     assert facts["fingerprint"] == header.fingerprint
