@@ -2,38 +2,33 @@
 
     train.zarr/zarr.json           the header below, as attributes
     train.zarr/rows/               the corpus rows that the states belong to (eagle3.store.rows)
-    train.zarr/aux/c.7.0.0         shard 7 of `aux` [N, 3, H]
-    train.zarr/last/c.7.0          shard 7 of `last` [N, H], before the final norm
-    train.zarr/scale/c.7.0         shard 7 of `scale` [N, 4], of a float8 store alone
+    train.zarr/aux/c.7.0.0.0       shard 7 of `aux` [N, P, 3, H]
+    train.zarr/last/c.7.0.0        shard 7 of `last` [N, P, H], before the final norm
+    train.zarr/scale/c.7.0.0       shard 7 of `scale` [N, P, 4], of a float8 store alone
     train.zarr/shards/00007.json   the marker of shard 7: written after its data, never before
     train.zarr/static.json         checksums of all files but the shards' own
 
-What a state is at rest is told in eagle3/store/packing.py; the header names the dtype. Values of
-several bytes are shuffled by byte; all are packed by zstd level 1. The choice, with what the others
-left: docs/decisions/0005-layout-of-the-store.md.
+Arrays are bytes: plane p holds byte p of every value, the lowest first (eagle3/store/packing.py).
+Each plane of a chunk is packed by zstd level 1. The choice, with what the others left:
+docs/decisions/0005-layout-of-the-store.md.
 
-Shapes: N tokens of a split, H target width.
+Shapes: N tokens of a split, P bytes of a value, H target width.
 """
 
 import hashlib
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import zarr
 from pydantic import BaseModel, ConfigDict
 from zarr.codecs import ZstdCodec
-from zarr.codecs.numcodecs import Shuffle
-from zarr.errors import ZarrUserWarning
 
 from eagle3.artifacts import fingerprint_of
 from eagle3.config import StateDtype
 from eagle3.errors import StoreError
-from eagle3.store.packing import AUX, BITS, LAST, READ_DTYPES, SCALE, SCALE_BITS, array_names
-from eagle3.store.seals import Marker, Seal, StaticFiles
+from eagle3.store.packing import MISSING, READ_DTYPES, ArraySpec, array_specs
+from eagle3.store.seals import Marker, Seal, StaticFiles, damaged
 
 ROWS = "rows"
 SHARDS = "shards"
@@ -73,6 +68,11 @@ class Header(BaseModel):
         return -(-self.tokens // self.shard_tokens)
 
     @property
+    def arrays(self) -> dict[str, ArraySpec]:
+        """The arrays by name."""
+        return array_specs(self.dtype, self.hidden_size)
+
+    @property
     def raw_bytes(self) -> int:
         """Bytes of four states of every token, as a reader gets them."""
         return self.tokens * 4 * self.hidden_size * READ_DTYPES[self.dtype].itemsize
@@ -90,12 +90,10 @@ def token_ids_sha256(tokens_N: np.ndarray) -> str:
 
 def shard_files(header: Header, shard: int) -> dict[str, str]:
     """Array name to the path of one of its shards, within the store."""
-    paths = {
-        AUX: f"{AUX}/c.{shard}.0.0",
-        LAST: f"{LAST}/c.{shard}.0",
-        SCALE: f"{SCALE}/c.{shard}.0",
+    return {
+        name: f"{name}/c.{shard}{'.0' * (1 + len(spec.inner))}"
+        for name, spec in header.arrays.items()
     }
-    return {name: paths[name] for name in array_names(header.dtype)}
 
 
 def marker_path(store: Path, shard: int) -> Path:
@@ -106,37 +104,25 @@ def marker_path(store: Path, shard: int) -> Path:
 def create_arrays(path: Path, header: Header) -> None:
     """Describe the empty store in a new folder."""
     group = zarr.create_group(store=path, zarr_format=3)
-    inner: dict[str, tuple[int, ...]] = {
-        AUX: (3, header.hidden_size),
-        LAST: (header.hidden_size,),
-        SCALE: (4,),
-    }
-    with _unspecified_codec_is_meant():
-        for name in array_names(header.dtype):
-            number, missing = SCALE_BITS if name == SCALE else BITS[header.dtype]
-            width = np.dtype(number).itemsize
-            group.create_array(
-                name,
-                shape=(header.tokens, *inner[name]),
-                dtype=number,
-                chunks=(header.chunk_tokens, *inner[name]),
-                shards=(header.shard_tokens, *inner[name]),
-                filters=None,
-                compressors=[
-                    *([Shuffle(elementsize=width)] if width > 1 else []),
-                    # The checksum of every chunk is verified by whoever reads it.
-                    ZstdCodec(level=1, checksum=True),
-                ],
-                fill_value=missing,
-                chunk_key_encoding={"name": "default", "separator": "."},
-            )
+    for name, spec in header.arrays.items():
+        group.create_array(
+            name,
+            shape=(header.tokens, spec.width, *spec.inner),
+            dtype=np.uint8,
+            chunks=(header.chunk_tokens, 1, *spec.inner),
+            shards=(header.shard_tokens, spec.width, *spec.inner),
+            filters=None,
+            # The checksum of every chunk is verified by whoever reads it.
+            compressors=[ZstdCodec(level=1, checksum=True)],
+            fill_value=MISSING,
+            chunk_key_encoding={"name": "default", "separator": "."},
+        )
     group.attrs.update({Header.attribute: header.model_dump(mode="json")})
 
 
-def open_arrays(path: Path, header: Header, mode: Literal["r", "r+"]) -> dict[str, zarr.Array]:
-    """The arrays of a store by name."""
-    with _unspecified_codec_is_meant():
-        return {name: zarr.open_array(path / name, mode=mode) for name in array_names(header.dtype)}
+def open_arrays(path: Path, header: Header) -> dict[str, zarr.Array]:
+    """The arrays of a store by name, to be written."""
+    return {name: zarr.open_array(path / name, mode="r+") for name in header.arrays}
 
 
 def seal_static_files(path: Path) -> None:
@@ -198,9 +184,7 @@ def read_marker(path: Path, shard: int) -> Marker | None:
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise StoreError(
-            f"{marker} is damaged ({error}); run `dvc repro --force extract`"
-        ) from error
+        raise damaged(marker, str(error)) from error
 
 
 def is_done(path: Path, shard: int) -> bool:
@@ -217,11 +201,3 @@ def is_done(path: Path, shard: int) -> bool:
 def _remade(store: Path, file: Path, what: str) -> StoreError:
     """The fault of a file without which nothing of the store can be trusted."""
     return StoreError(f"{file} is damaged: {what}; remove {store}, then run `dvc repro extract`")
-
-
-@contextmanager
-def _unspecified_codec_is_meant() -> Iterator[None]:
-    """Byte shuffle is a codec of numcodecs, which zarr warns about at every opening."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Numcodecs codecs are not in", ZarrUserWarning)
-        yield

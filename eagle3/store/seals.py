@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 from eagle3.artifacts import file_sha256, fingerprint_of, write_atomically
+from eagle3.errors import StoreError
 
 
 class Seal(BaseModel):
@@ -89,3 +90,8 @@ class Marker(SealRecord):
     stop: int
     token_ids_sha256: str
     """Of the ids that the states belong to, as little-endian int32."""
+
+
+def damaged(path: Path, what: str) -> StoreError:
+    """The error of a file whose store can be made again."""
+    return StoreError(f"{path} is damaged: {what}; run `dvc repro --force extract`")

@@ -3,6 +3,8 @@
 Shapes: N tokens of a split, n tokens of a range, H target width.
 """
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,16 +17,15 @@ from eagle3.store.layout import (
     ROWS,
     Header,
     marker_path,
-    open_arrays,
     read_header,
     read_marker,
     read_static,
-    shard_files,
     token_ids_sha256,
 )
 from eagle3.store.packing import unpack
 from eagle3.store.rows import Rows, load_rows, rows_sha256
-from eagle3.store.seals import Marker
+from eagle3.store.seals import Marker, damaged
+from eagle3.store.shards import ShardedArray
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ class StateStore:
 
     def __init__(self, path: Path, header: Header, markers: list[Marker]) -> None:
         self.path, self.header, self._markers = path, header, markers
-        self._arrays = open_arrays(path, header, "r")
+        self._arrays = {
+            name: ShardedArray(path / name, spec, header.chunk_tokens, header.shard_tokens)
+            for name, spec in header.arrays.items()
+        }
+        # Decompression leaves Python to the others: a core for each chunk of a range.
+        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="read-states")
 
     @classmethod
     def open(cls, path: Path) -> "StateStore":
@@ -83,7 +89,7 @@ class StateStore:
         for marker in markers:
             for name, seal in marker.files.items():
                 if what := seal.size_fault(path / name):
-                    raise _damaged(path / name, what)
+                    raise damaged(path / name, what)
         return cls(path, header, markers)
 
     @property
@@ -101,9 +107,9 @@ class StateStore:
         try:
             rows = load_rows(self.path / ROWS)
         except StoreError as error:
-            raise _damaged(self.path / ROWS, str(error).partition(";")[0]) from error
+            raise damaged(self.path / ROWS, str(error).partition(";")[0]) from error
         if rows_sha256(rows) != self.header.rows_sha256:
-            raise _damaged(self.path / ROWS, "it holds other rows than the header names")
+            raise damaged(self.path / ROWS, "it holds other rows than the header names")
         return rows
 
     @property
@@ -131,15 +137,15 @@ class StateStore:
             StoreError: a shard is missing, or its checksums do not hold.
         """
         assert 0 <= start < stop <= self.header.tokens, (start, stop)
-        first, last = start // self.header.shard_tokens, (stop - 1) // self.header.shard_tokens
-        for shard in range(first, last + 1):
-            # Zarr reads a missing shard as fill values without a word.
-            for name in shard_files(self.header, shard).values():
-                if not (self.path / name).is_file():
-                    raise _damaged(self.path / name, "it is missing")
-        span, shards = slice(start, stop), f"{first} to {last}"
-        arrays = {name: self._read(name, span, shards) for name in self._arrays}
-        return unpack(self.header.dtype, arrays)
+        found = {name: array.empty(stop - start) for name, array in self._arrays.items()}
+        pieces = [
+            piece
+            for name, array in self._arrays.items()
+            for piece in array.pieces(start, stop, found[name])
+        ]
+        for _ in self._pool.map(lambda piece: piece(), pieces):
+            pass
+        return unpack(self.header.dtype, found)
 
     def verify(self) -> list[ShardFault]:
         """Compare every byte with the checksums; no faults means that nothing changed."""
@@ -158,16 +164,6 @@ class StateStore:
                 found.append((name, "the states are of other token ids than the rows have"))
             faults += [ShardFault(shard, name, what, tokens, ids) for name, what in found if what]
         return faults
-
-    def _read(self, name: str, span: slice, shards: str) -> np.ndarray:
-        try:
-            return np.asarray(self._arrays[name][span])
-        except (RuntimeError, ValueError) as error:
-            raise _damaged(self.path / name, f"shards {shards}: {error}") from error
-
-
-def _damaged(path: Path, what: str) -> StoreError:
-    return StoreError(f"{path} is damaged: {what}; run `dvc repro --force extract`")
 
 
 def _ids(rows: Rows, span: slice) -> tuple[str, ...]:

@@ -48,7 +48,7 @@ class StateWriter:
         else:
             self._create()
         self._remove_leftovers()
-        self._arrays = open_arrays(path, header, "r+")
+        self._arrays = open_arrays(path, header)
 
     @property
     def done(self) -> set[int]:

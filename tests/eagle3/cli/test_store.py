@@ -101,7 +101,7 @@ def test_verify_of_a_whole_store_says_yes(run: Run, tmp_path: Path):
 def test_verify_names_the_shard_and_rows_of_a_changed_byte(run: Run, tmp_path: Path):
     path = tmp_path / "eval.zarr"
     write_store(path)
-    shard = path / "last" / "c.1.0"
+    shard = path / "last" / "c.1.0.0"
     content = bytearray(shard.read_bytes())
     content[3] ^= 1
     shard.write_bytes(content)
@@ -110,7 +110,7 @@ def test_verify_names_the_shard_and_rows_of_a_changed_byte(run: Run, tmp_path: P
 
     (fault,) = json.loads(out)["faults"]
     assert code == 1
-    assert (fault["shard"], fault["file"]) == (1, "last/c.1.0")
+    assert (fault["shard"], fault["file"]) == (1, "last/c.1.0.0")
     assert (fault["tokens"], fault["rows"]) == ([4, 6], ["second"])
 
 

@@ -23,7 +23,7 @@ MARKERS = [f"shards/{shard:05d}.json" for shard in SHARDS]
 STATES = [
     file
     for shard in SHARDS
-    for file in (f"aux/c.{shard}.0.0", f"last/c.{shard}.0", f"scale/c.{shard}.0")
+    for file in (f"aux/c.{shard}.0.0.0", f"last/c.{shard}.0.0", f"scale/c.{shard}.0.0")
 ]
 
 
@@ -80,7 +80,7 @@ def test_a_file_that_is_gone_is_named(path: Path, file: str) -> None:
     assert Path(file).name in named_by_verify(path)
 
 
-@pytest.mark.parametrize("file", ["aux/c.1.0.0", "last/c.1.0", "scale/c.1.0"])
+@pytest.mark.parametrize("file", ["aux/c.1.0.0.0", "last/c.1.0.0", "scale/c.1.0.0"])
 def test_no_flipped_byte_is_ever_read_as_other_states(path: Path, file: str) -> None:
     """Without verify: by the checksums of chunks and of their index, which reading compares."""
     expected = StateStore.open(path).read(16, 32)
