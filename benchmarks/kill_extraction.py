@@ -40,10 +40,10 @@ PARAMS = ExtractParams(
     backend="transformers",
     state_dtype="bfloat16",
     eval_state_dtype="float32",
-    chunk_tokens=16,
+    chunk_tokens=32,
     shard_tokens=64,
 )
-ROWS = {"train": 60, "validation": 12, "eval": 12}
+ROWS = {"train": 30, "validation": 6, "eval": 6}
 SHORTEST, LONGEST = 5, 60
 
 
