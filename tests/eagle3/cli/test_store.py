@@ -114,6 +114,23 @@ def test_verify_names_the_shard_and_rows_of_a_changed_byte(run: Run, tmp_path: P
     assert (fault["tokens"], fault["rows"]) == ([4, 6], ["second"])
 
 
+def test_verify_names_a_file_of_the_whole_store_whose_bytes_changed(run: Run, tmp_path: Path):
+    path = tmp_path / "eval.zarr"
+    write_store(path)
+    tokens = path / "rows" / "tokens" / "c" / "0"
+    content = bytearray(tokens.read_bytes())
+    content[-1] ^= 1
+    tokens.write_bytes(content)
+
+    code, out, _ = run(["store", "verify", str(path), "--json"])
+    _, shown, _ = run(["store", "verify", str(path)])
+
+    (fault,) = json.loads(out)["faults"]
+    assert code == 1
+    assert (fault["shard"], fault["file"]) == (None, "rows/tokens/c/0")
+    assert "all" in shown
+
+
 def test_verify_of_an_unfinished_store_says_no_with_the_command_to_go_on(run: Run, tmp_path: Path):
     path = tmp_path / "eval.zarr"
     write_store(path, shards=[0])
