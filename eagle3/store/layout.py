@@ -29,6 +29,7 @@ from eagle3.config import StateDtype
 from eagle3.errors import StoreError
 from eagle3.store.packing import MISSING, READ_DTYPES, ArraySpec, array_specs
 from eagle3.store.seals import Marker, Seal, StaticFiles, damaged
+from eagle3.store.shards import ShardedArray
 
 ROWS = "rows"
 SHARDS = "shards"
@@ -88,14 +89,6 @@ def token_ids_sha256(tokens_N: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(tokens_N, dtype="<i4").data).hexdigest()
 
 
-def shard_files(header: Header, shard: int) -> dict[str, str]:
-    """Array name to the path of one of its shards, within the store."""
-    return {
-        name: f"{name}/c.{shard}{'.0' * (1 + len(spec.inner))}"
-        for name, spec in header.arrays.items()
-    }
-
-
 def marker_path(store: Path, shard: int) -> Path:
     """Where the marker of a shard lies."""
     return store / SHARDS / f"{shard:05d}.json"
@@ -120,9 +113,12 @@ def create_arrays(path: Path, header: Header) -> None:
     group.attrs.update({Header.attribute: header.model_dump(mode="json")})
 
 
-def open_arrays(path: Path, header: Header) -> dict[str, zarr.Array]:
-    """The arrays of a store by name, to be written."""
-    return {name: zarr.open_array(path / name, mode="r+") for name in header.arrays}
+def open_arrays(path: Path, header: Header) -> dict[str, ShardedArray]:
+    """The arrays of a store by name."""
+    return {
+        name: ShardedArray(path / name, spec, header.chunk_tokens, header.shard_tokens)
+        for name, spec in header.arrays.items()
+    }
 
 
 def seal_static_files(path: Path) -> None:

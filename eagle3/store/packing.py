@@ -23,6 +23,8 @@ from eagle3.config import StateDtype
 
 AUX, LAST, SCALE = "aux", "last", "scale"
 
+UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
+
 WIDTHS: dict[StateDtype, int] = {"bfloat16": 2, "float32": 4, "float8": 1}
 """Bytes of a value at rest."""
 
@@ -68,14 +70,14 @@ def array_specs(dtype: StateDtype, hidden_size: int) -> dict[str, ArraySpec]:
 
 
 def pack(dtype: StateDtype, aux_n3H: Tensor, last_nH: Tensor) -> dict[str, np.ndarray]:
-    """States as the arrays take them, uint8 [n, P, *inner], by array name."""
+    """States as the arrays take them, unsigned numbers [n, *inner], by array name."""
     if dtype != "float8":
-        return {AUX: _planes(aux_n3H), LAST: _planes(last_nH)}
+        return {AUX: _unsigned(aux_n3H), LAST: _unsigned(last_nH)}
     aux_codes_n3H, aux_scale_n3 = to_float8(aux_n3H)
     last_codes_nH, last_scale_n = to_float8(last_nH)
     scale_n4 = torch.cat([aux_scale_n3, last_scale_n[:, None]], dim=1)
     codes = {AUX: aux_codes_n3H, LAST: last_codes_nH, SCALE: scale_n4}
-    return {name: _planes(values) for name, values in codes.items()}
+    return {name: _unsigned(values) for name, values in codes.items()}
 
 
 def unpack(dtype: StateDtype, arrays: Mapping[str, np.ndarray]) -> tuple[Tensor, Tensor]:
@@ -113,8 +115,5 @@ def from_float8(codes: Tensor, scale: Tensor) -> Tensor:
     return values.mul_(scale.to(torch.bfloat16)[..., None])
 
 
-def _planes(values: Tensor) -> np.ndarray:
-    """The bytes of values [n, *inner] as uint8 [n, P, *inner], the lowest first."""
-    width = values.element_size()
-    bytes_of = np.ascontiguousarray(values.view(torch.uint8).numpy())
-    return np.moveaxis(bytes_of.reshape(*values.shape, width), -1, 1)
+def _unsigned(values: Tensor) -> np.ndarray:
+    return values.contiguous().view(UNSIGNED[values.element_size()]).numpy()

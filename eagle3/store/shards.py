@@ -1,18 +1,20 @@
-"""Ranges of one array of a store: Zarr's sharded layout, read without Zarr's machinery.
+"""Shards of one array of a store: Zarr's sharded layout, without Zarr's machinery.
 
 A shard is its chunks, each a zstd frame that carries its checksum, and behind them an index: offset
 and length of each chunk, and the crc32c of these. Zarr reads the same bytes to the same values
-(tests/eagle3/store/test_shards.py), on one core at a quarter of the speed, and slower still where
-rows are short (docs/decisions/0005-layout-of-the-store.md).
+(tests/eagle3/store/test_shards.py), at a fraction of the speed, and wrote them at a tenth of it
+(docs/decisions/0005-layout-of-the-store.md).
 
 Shapes: n tokens of a range, P bytes of a value, C chunks of a shard.
 Source: Zarr v3, the codec sharding_indexed.
 """
 
+import hashlib
 import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
 from pathlib import Path
 
 import google_crc32c
@@ -20,15 +22,16 @@ import numpy as np
 from numcodecs.zstd import Zstd
 
 from eagle3.store.packing import MISSING, ArraySpec
-from eagle3.store.seals import damaged
+from eagle3.store.seals import Seal, damaged
+from eagle3.work import fsync_folder
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 CRC_BYTES = 4
 NOT_WRITTEN = 2**64 - 1
 assert sys.byteorder == "little", "the store's planes are put together lowest byte first"
 
-# Reading needs none of its options.
-FRAME = Zstd()
+# Level 1 leaves least (docs/decisions/0005); whoever reads a frame compares its checksum.
+FRAME = Zstd(level=1, checksum=True)
 
 
 class ShardedArray:
@@ -43,6 +46,45 @@ class ShardedArray:
     def empty(self, tokens: int) -> np.ndarray:
         """Room for a range: unsigned numbers [n, *inner]."""
         return np.empty((tokens, *self.spec.inner), UNSIGNED[self.spec.width])
+
+    def write(self, shard: int, values: np.ndarray, pool: Executor) -> Seal:
+        """Write a whole shard, unsigned numbers [n, *inner], and make it durable.
+
+        Equal values give equal bytes, however many threads the pool has.
+        """
+        chunks, width = self.shard_tokens // self.chunk_tokens, self.spec.width
+        written = -(-len(values) // self.chunk_tokens)
+        places = [(chunk, plane) for chunk in range(written) for plane in range(width)]
+        index = np.full((chunks, width, 2), NOT_WRITTEN, "<u8")
+        path, size, digest = self.file(shard), 0, hashlib.sha256()
+        partial = path.with_name(f"{path.name}.partial")
+        with partial.open("wb") as file:
+            frames = pool.map(lambda place: self._frame(values, *place), places)
+            for place, frame in zip(places, frames, strict=True):
+                index[place] = size, len(frame)
+                size += file.write(frame)
+                digest.update(frame)
+            content = index.tobytes()
+            tail = content + google_crc32c.value(content).to_bytes(CRC_BYTES, "little")
+            size += file.write(tail)
+            digest.update(tail)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        fsync_folder(path.parent)
+        return Seal(bytes=size, sha256=digest.hexdigest())
+
+    def file(self, shard: int) -> Path:
+        """Where a shard lies."""
+        return self.folder / f"c.{shard}{'.0' * (1 + len(self.spec.inner))}"
+
+    def _frame(self, values: np.ndarray, chunk: int, plane: int) -> bytes:
+        """One plane of one chunk, packed; the last chunk is filled up to its size."""
+        piece = values[chunk * self.chunk_tokens : (chunk + 1) * self.chunk_tokens]
+        bytes_of = piece.view(np.uint8).reshape(*piece.shape, self.spec.width)[..., plane]
+        full = np.full((self.chunk_tokens, *self.spec.inner), MISSING, np.uint8)
+        full[: len(piece)] = bytes_of
+        return bytes(FRAME.encode(full))
 
     def pieces(self, start: int, stop: int, out: np.ndarray) -> Iterator[Callable[[], None]]:
         """Work that fills `out` with tokens [start, stop), chunk by chunk, in any order."""
@@ -59,7 +101,7 @@ class ShardedArray:
             StoreError: the shard is missing, cut short, or its checksums do not hold.
         """
         shard, place = divmod(chunk, self.shard_tokens // self.chunk_tokens)
-        path = self.folder / f"c.{shard}{'.0' * (1 + len(self.spec.inner))}"
+        path = self.file(shard)
         try:
             with path.open("rb", buffering=0) as file:
                 if shard not in self._indices:

@@ -17,6 +17,7 @@ from eagle3.store.layout import (
     ROWS,
     Header,
     marker_path,
+    open_arrays,
     read_header,
     read_marker,
     read_static,
@@ -25,7 +26,6 @@ from eagle3.store.layout import (
 from eagle3.store.packing import unpack
 from eagle3.store.rows import Rows, load_rows, rows_sha256
 from eagle3.store.seals import Marker, damaged
-from eagle3.store.shards import ShardedArray
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,7 @@ class StateStore:
 
     def __init__(self, path: Path, header: Header, markers: list[Marker]) -> None:
         self.path, self.header, self._markers = path, header, markers
-        self._arrays = {
-            name: ShardedArray(path / name, spec, header.chunk_tokens, header.shard_tokens)
-            for name, spec in header.arrays.items()
-        }
+        self._arrays = open_arrays(path, header)
         # Decompression leaves Python to the others: a core for each chunk of a range.
         self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="read-states")
 

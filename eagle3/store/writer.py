@@ -8,6 +8,7 @@ Shapes: n tokens of one shard, H target width.
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -24,12 +25,11 @@ from eagle3.store.layout import (
     open_arrays,
     read_header,
     seal_static_files,
-    shard_files,
     token_ids_sha256,
 )
 from eagle3.store.packing import WRITE_DTYPES, pack
 from eagle3.store.rows import Rows, save_rows
-from eagle3.store.seals import Marker, Seal
+from eagle3.store.seals import Marker
 from eagle3.work import fsync_folder
 
 
@@ -47,8 +47,10 @@ class StateWriter:
             self._require_same(read_header(path))
         else:
             self._create()
-        self._remove_leftovers()
         self._arrays = open_arrays(path, header)
+        self._remove_leftovers()
+        # Compression leaves Python to the others: a core for each plane of a chunk.
+        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="write-states")
 
     @property
     def done(self) -> set[int]:
@@ -57,16 +59,16 @@ class StateWriter:
 
     def write(self, shard: int, aux_n3H: Tensor, last_nH: Tensor) -> None:
         """Write all tokens of a shard, in the dtype of `buffers`, and mark it as finished."""
-        span, paths = self.header.span(shard), shard_files(self.header, shard)
+        span, files = self.header.span(shard), {}
         for name, values in pack(self.header.dtype, aux_n3H, last_nH).items():
             assert len(values) == span.stop - span.start, "a shard is written whole"
-            self._arrays[name][span] = values
-            _make_durable(self.path / paths[name])
+            array = self._arrays[name]
+            files[f"{name}/{array.file(shard).name}"] = array.write(shard, values, self._pool)
         marker = Marker(
             start=span.start,
             stop=span.stop,
             token_ids_sha256=token_ids_sha256(self._rows.tokens_N[span]),
-            files={path: Seal.of(self.path / path) for path in paths.values()},
+            files=files,
         )
         marker.save(marker_path(self.path, shard))
         fsync_folder(self.path / SHARDS)
@@ -110,8 +112,8 @@ class StateWriter:
             partial.unlink()
         for shard in set(range(self.header.num_shards)) - self.done:
             marker_path(self.path, shard).unlink(missing_ok=True)
-            for path in shard_files(self.header, shard).values():
-                (self.path / path).unlink(missing_ok=True)
+            for array in self._arrays.values():
+                array.file(shard).unlink(missing_ok=True)
 
 
 def _make_durable(path: Path) -> None:
