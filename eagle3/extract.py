@@ -5,6 +5,7 @@ Shapes: n tokens of one shard, T tokens of one row, H target width.
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from eagle3.errors import StoreError
 from eagle3.progress import Reporter
 from eagle3.store.layout import Header
 from eagle3.store.rows import Rows, load_rows, rows_sha256
+from eagle3.store.size import StoreSizes
 from eagle3.store.states import StateStore
 from eagle3.store.writer import StateWriter
 from eagle3.work import publish, room_for, workspace
@@ -48,7 +50,8 @@ def extract_hidden_states(
     Raises:
         StoreError: a state is not a number, or kept work is damaged.
         ArtifactError: the corpus is damaged or of another target.
-        DiskFullError: no room; finished shards are kept.
+        DiskFullError: too little room, said before anything is written, or none left after all;
+            finished shards are kept.
     """
     corpus.require_made_from(target, Corpus.home)
     splits = {split: load_rows(Corpus.home / f"{split}.zarr") for split in SPLITS}
@@ -58,12 +61,16 @@ def extract_hidden_states(
     )
     result = work / "result"
     result.mkdir(exist_ok=True)
-    progress = TokenProgress(report, sum(rows.num_tokens for rows in splits.values()))
+    headers = {
+        split: _header(target, rows, params, split, engine) for split, rows in splits.items()
+    }
+    sizes = StoreSizes(result, {f"{split}.zarr": header for split, header in headers.items()})
+    sizes.require_room()
+    progress = TokenProgress(report, sizes.tokens)
     stores = {}
-    with room_for("hidden states", work):
+    with room_for("hidden states", work, sizes.to_come):
         for split, rows in splits.items():
-            header = _header(target, rows, params, split, engine)
-            writer = StateWriter(result / f"{split}.zarr", header, rows)
+            writer = StateWriter(result / f"{split}.zarr", headers[split], rows)
             fill(writer, rows, engine, split, progress)
             stores[split] = StateStore.open(writer.path)
         states = _record(target, made_from, engine, stores)
@@ -84,15 +91,27 @@ def longest_row() -> int:
 
 
 class TokenProgress:
-    """Tokens done, of all splits together."""
+    """Tokens done, of all splits together, and how long the rest will take."""
 
     def __init__(self, report: Reporter, total: int) -> None:
         self._report, self._total, self._done = report, total, 0
+        self._estimated = False
 
     def add(self, tokens: int) -> None:
         """So many more are finished."""
         self._done += tokens
         self._report.progress("hidden states", self._done, self._total, "tokens")
+
+    def called(self, tokens: int, seconds: float) -> None:
+        """The target has read so many tokens; the first call, before any is written, tells."""
+        if self._estimated:
+            return
+        self._estimated = True
+        pace, left = tokens / max(seconds, 1e-9), self._total - self._done
+        log.info(
+            "the target reads %.0f tokens a second: about %.0f s for the %d tokens still to come",
+            *(pace, left / pace, left),
+        )
 
 
 def fill(
@@ -113,7 +132,10 @@ def fill(
         if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
             continue
         tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
-        for row, states in zip(call, engine.states(tokens), strict=True):
+        started = time.monotonic()
+        found = engine.states(tokens)
+        progress.called(sum(map(len, tokens)), time.monotonic() - started)
+        for row, states in zip(call, found, strict=True):
             for shard in _shards(rows, row, header):
                 if shard not in missing:
                     continue

@@ -16,6 +16,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 VocabSize = Positive | Literal["full"]
 Device = Literal["auto", "cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16"]
+StateDtype = Literal["float32", "bfloat16", "float8"]
 Backend = Literal["transformers", "vllm"]
 Loss = Literal["cross_entropy", "lk_alpha", "tv"]
 
@@ -191,7 +192,10 @@ class ExtractParams(Section):
     """The hidden-state store."""
 
     backend: Backend = Field(description="What the target runs in; as for corpus.answers.")
-    state_dtype: Dtype = Field(description="At rest, for train and validation.")
+    state_dtype: StateDtype = Field(
+        description="At rest, for train and validation; float8 keeps 8 bits of each value and one "
+        "scale per token and layer, and is not exact."
+    )
     eval_state_dtype: Dtype = Field(
         description="At rest, for eval; float32 lets replay equal the real loop exactly."
     )

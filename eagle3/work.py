@@ -9,7 +9,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,10 @@ def publish(work: Path, out: Path) -> None:
 
 
 @contextmanager
-def room_for(what: str, folder: Path) -> Iterator[None]:
+def room_for(what: str, folder: Path, to_come: Callable[[], int] | None = None) -> Iterator[None]:
     """Turn "no space left" into an error that names the folder and says that work is kept.
+
+    `to_come` are the bytes that are still to be written, where somebody can tell.
 
     Raises:
         DiskFullError: the disk under `folder` is full.
@@ -56,8 +58,13 @@ def room_for(what: str, folder: Path) -> Iterator[None]:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         free = shutil.disk_usage(folder).free
+        found = f"{free / 2**20:.1f} MiB free"
+        if to_come is not None:
+            needed = to_come()
+            found += f", about {needed / 2**20:.1f} MiB to come: make room for at least "
+            found += f"{max(0, needed - free) / 2**20:.1f} MiB more"
         raise DiskFullError(
-            f"no room for {what} in {folder} ({free / 2**20:.0f} MiB free); make room, then run "
+            f"no room for {what} in {folder} ({found}); make room, then run "
             "the same command again: what is finished is kept and goes on from there"
         ) from error
 

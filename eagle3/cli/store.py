@@ -43,7 +43,7 @@ def verify(path: StorePath, json: JsonFlag = False) -> None:
     for column in ("shard", "file", "what", "tokens", "rows"):
         table.add_column(column, overflow="fold")
     for fault in faults:
-        table.add_row(*(str(value) for value in fault.values()))
+        table.add_row(*("all" if value is None else str(value) for value in fault.values()))
     answer({"ok": not faults, "faults": faults}, json, table if faults else f"{path} is whole")
     if faults:
         raise typer.Exit(1)

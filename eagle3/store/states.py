@@ -3,13 +3,12 @@
 Shapes: N tokens of a split, n tokens of a range, H target width.
 """
 
-from collections.abc import Iterator
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
-import zarr
 from torch import Tensor
 
 from eagle3.artifacts import fingerprint_of
@@ -17,30 +16,30 @@ from eagle3.errors import StoreError
 from eagle3.store.layout import (
     ROWS,
     Header,
-    Marker,
-    Seal,
     marker_path,
     open_arrays,
     read_header,
     read_marker,
-    shard_files,
-    size_fault,
+    read_static,
     token_ids_sha256,
 )
+from eagle3.store.packing import unpack
 from eagle3.store.rows import Rows, load_rows, rows_sha256
+from eagle3.store.seals import Marker, damaged
 
 
 @dataclass(frozen=True)
 class ShardFault:
-    """Something wrong with one shard of a store."""
+    """Something wrong with one file of a store."""
 
-    shard: int
+    shard: int | None
+    """None for a file that belongs to all shards."""
     file: str
     """Path within the store."""
     what: str
     tokens: range
     rows: tuple[str, ...]
-    """Ids of the rows that have tokens in the shard."""
+    """Ids of the rows that have tokens in the shard; none if the rows themselves are damaged."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,11 @@ class StoreInfo:
     rows: int
     bytes: int
     raw_bytes: int
-    """Bytes of the states as they are, four of each token."""
+    """Bytes of the states as a reader gets them, four of each token."""
     ratio: float
     """Bytes over raw bytes."""
+    dtype: str
+    """At rest; float8 is read as bfloat16."""
     fingerprint: str
     target: str
 
@@ -63,7 +64,9 @@ class StateStore:
 
     def __init__(self, path: Path, header: Header, markers: list[Marker]) -> None:
         self.path, self.header, self._markers = path, header, markers
-        self._arrays = open_arrays(path, "r")
+        self._arrays = open_arrays(path, header)
+        # Decompression leaves Python to the others: a core for each chunk of a range.
+        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="read-states")
 
     @classmethod
     def open(cls, path: Path) -> "StateStore":
@@ -82,8 +85,8 @@ class StateStore:
             )
         for marker in markers:
             for name, seal in marker.files.items():
-                if what := size_fault(path / name, seal):
-                    raise _damaged(path / name, what)
+                if what := seal.size_fault(path / name):
+                    raise damaged(path / name, what)
         return cls(path, header, markers)
 
     @property
@@ -101,9 +104,9 @@ class StateStore:
         try:
             rows = load_rows(self.path / ROWS)
         except StoreError as error:
-            raise _damaged(self.path / ROWS, str(error).partition(";")[0]) from error
+            raise damaged(self.path / ROWS, str(error).partition(";")[0]) from error
         if rows_sha256(rows) != self.header.rows_sha256:
-            raise _damaged(self.path / ROWS, "it holds other rows than the header names")
+            raise damaged(self.path / ROWS, "it holds other rows than the header names")
         return rows
 
     @property
@@ -117,78 +120,47 @@ class StateStore:
             bytes=size,
             raw_bytes=header.raw_bytes,
             ratio=size / max(1, header.raw_bytes),
+            dtype=header.dtype,
             fingerprint=header.fingerprint,
             target=header.target,
         )
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """States of tokens [start, stop): aux [n, 3, H] and last [n, H], in the header's dtype.
+        """States of tokens [start, stop): aux [n, 3, H] and last [n, H].
+
+        Their dtype is the header's, but bfloat16 for float8.
 
         Raises:
             StoreError: a shard is missing, or its checksums do not hold.
         """
         assert 0 <= start < stop <= self.header.tokens, (start, stop)
-        first, last = start // self.header.shard_tokens, (stop - 1) // self.header.shard_tokens
-        for shard in range(first, last + 1):
-            # Zarr reads a missing shard as fill values without a word.
-            for name in shard_files(shard).values():
-                if not (self.path / name).is_file():
-                    raise _damaged(self.path / name, "it is missing")
-        aux_n3H, last_nH = (
-            self._read(self._arrays[name], slice(start, stop), f"{first} to {last}")
-            for name in ("aux", "last")
-        )
-        return aux_n3H, last_nH
+        found = {name: array.empty(stop - start) for name, array in self._arrays.items()}
+        pieces = [
+            piece
+            for name, array in self._arrays.items()
+            for piece in array.pieces(start, stop, found[name])
+        ]
+        for _ in self._pool.map(lambda piece: piece(), pieces):
+            pass
+        return unpack(self.header.dtype, found)
 
     def verify(self) -> list[ShardFault]:
-        """Compare every byte with the checksums; no faults means that nothing changed.
-
-        Raises:
-            StoreError: the rows that the states belong to are damaged.
-        """
-        rows = self.rows
-        faults = []
+        """Compare every byte with the checksums; no faults means that nothing changed."""
+        faults = [
+            ShardFault(None, name, what, range(0), ())
+            for name, seal in read_static(self.path).files.items()
+            if (what := seal.fault(self.path / name))
+        ]
+        rows = None if faults else self.rows
         for shard, marker in enumerate(self._markers):
             span = self.header.span(shard)
-            for file, what in self._faults(marker, rows, span):
-                faults.append(
-                    ShardFault(shard, file, what, range(span.start, span.stop), _ids(rows, span))
-                )
+            tokens, ids = range(span.start, span.stop), _ids(rows, span) if rows else ()
+            found = [(name, seal.fault(self.path / name)) for name, seal in marker.files.items()]
+            if rows and token_ids_sha256(rows.tokens_N[span]) != marker.token_ids_sha256:
+                name = str(marker_path(Path(), shard))
+                found.append((name, "the states are of other token ids than the rows have"))
+            faults += [ShardFault(shard, name, what, tokens, ids) for name, what in found if what]
         return faults
-
-    def _faults(self, marker: Marker, rows: Rows, span: slice) -> Iterator[tuple[str, str]]:
-        for name, seal in marker.files.items():
-            path = self.path / name
-            if not path.is_file():
-                yield name, "missing"
-            elif (found := Seal.of(path)) != seal:
-                yield name, f"sha256 {found.sha256[:12]}, but {seal.sha256[:12]} was written"
-        if token_ids_sha256(rows.tokens_N[span]) != marker.token_ids_sha256:
-            name = str(marker_path(Path(), span.start // self.header.shard_tokens))
-            yield name, "the states are of other token ids than the rows have"
-
-    def _read(self, array: zarr.Array, span: slice, shards: str) -> Tensor:
-        try:
-            return as_states(np.asarray(array[span]))
-        except (RuntimeError, ValueError) as error:
-            raise _damaged(
-                self.path / array.name.strip("/"), f"shards {shards}: {error}"
-            ) from error
-
-
-def as_bits(states: Tensor) -> np.ndarray:
-    """States as Zarr takes them: bfloat16 as uint16 of the same bits."""
-    return (states.view(torch.uint16) if states.dtype == torch.bfloat16 else states).numpy()
-
-
-def as_states(bits: np.ndarray) -> Tensor:
-    """States from what Zarr gives."""
-    tensor = torch.from_numpy(bits)
-    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
-
-
-def _damaged(path: Path, what: str) -> StoreError:
-    return StoreError(f"{path} is damaged: {what}; run `dvc repro --force extract`")
 
 
 def _ids(rows: Rows, span: slice) -> tuple[str, ...]:

@@ -8,29 +8,28 @@ Shapes: n tokens of one shard, H target width.
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from eagle3.artifacts import write_atomically
 from eagle3.errors import StoreError
 from eagle3.store.layout import (
     ROWS,
     SHARDS,
     Header,
-    Marker,
-    Seal,
     create_arrays,
     is_done,
     marker_path,
     open_arrays,
     read_header,
-    shard_files,
+    seal_static_files,
     token_ids_sha256,
 )
+from eagle3.store.packing import WRITE_DTYPES, pack
 from eagle3.store.rows import Rows, save_rows
-from eagle3.store.states import as_bits
+from eagle3.store.seals import Marker
 from eagle3.work import fsync_folder
 
 
@@ -41,15 +40,17 @@ class StateWriter:
         """Start a store at `path`, or go on with the one that is there.
 
         Raises:
-            StoreError: what is there was made from something else.
+            StoreError: what is there was made from something else, or is damaged.
         """
         self.path, self.header, self._rows = path, header, rows
         if path.exists():
             self._require_same(read_header(path))
         else:
             self._create()
+        self._arrays = open_arrays(path, header)
         self._remove_leftovers()
-        self._arrays = open_arrays(path, "r+")
+        # Compression leaves Python to the others: a core for each plane of a chunk.
+        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="write-states")
 
     @property
     def done(self) -> set[int]:
@@ -57,25 +58,25 @@ class StateWriter:
         return {shard for shard in range(self.header.num_shards) if is_done(self.path, shard)}
 
     def write(self, shard: int, aux_n3H: Tensor, last_nH: Tensor) -> None:
-        """Write all tokens of a shard, in the dtype of the header, and mark it as finished."""
-        span, paths = self.header.span(shard), shard_files(shard)
-        for name, states in (("aux", aux_n3H), ("last", last_nH)):
-            assert len(states) == span.stop - span.start, "a shard is written whole"
-            self._arrays[name][span] = as_bits(states)
-            _make_durable(self.path / paths[name])
+        """Write all tokens of a shard, in the dtype of `buffers`, and mark it as finished."""
+        span, files = self.header.span(shard), {}
+        for name, values in pack(self.header.dtype, aux_n3H, last_nH).items():
+            assert len(values) == span.stop - span.start, "a shard is written whole"
+            array = self._arrays[name]
+            files[f"{name}/{array.file(shard).name}"] = array.write(shard, values, self._pool)
         marker = Marker(
             start=span.start,
             stop=span.stop,
             token_ids_sha256=token_ids_sha256(self._rows.tokens_N[span]),
-            files={path: Seal.of(self.path / path) for path in paths.values()},
+            files=files,
         )
-        write_atomically(marker_path(self.path, shard), marker.model_dump_json(indent=2) + "\n")
+        marker.save(marker_path(self.path, shard))
         fsync_folder(self.path / SHARDS)
 
     def buffers(self, shard: int) -> tuple[Tensor, Tensor]:
         """Room for the states of a shard: aux [n, 3, H] and last [n, H], to be filled."""
         span, width = self.header.span(shard), self.header.hidden_size
-        count, dtype = span.stop - span.start, getattr(torch, self.header.dtype)
+        count, dtype = span.stop - span.start, WRITE_DTYPES[self.header.dtype]
         return torch.empty(count, 3, width, dtype=dtype), torch.empty(count, width, dtype=dtype)
 
     def _create(self) -> None:
@@ -85,6 +86,7 @@ class StateWriter:
         new.mkdir(parents=True)
         create_arrays(new, self.header)
         save_rows(self._rows, new / ROWS)
+        seal_static_files(new)
         (new / SHARDS).mkdir()
         for path in sorted(new.rglob("*")):
             fsync_folder(path) if path.is_dir() else _make_durable(path)
@@ -110,8 +112,8 @@ class StateWriter:
             partial.unlink()
         for shard in set(range(self.header.num_shards)) - self.done:
             marker_path(self.path, shard).unlink(missing_ok=True)
-            for path in shard_files(shard).values():
-                (self.path / path).unlink(missing_ok=True)
+            for array in self._arrays.values():
+                array.file(shard).unlink(missing_ok=True)
 
 
 def _make_durable(path: Path) -> None:

@@ -85,7 +85,7 @@ def test_all_bad_keys_are_named_at_once(raw: dict[str, Any]):
     assert "train.ttt_steps: Input should be greater than 0 (found 0)" in message
     assert "train.learing_rate: unknown key" in message
     assert "remove it or mend its spelling" in message
-    assert "extract.state_dtype: Input should be 'float32' or 'bfloat16'" in message
+    assert "extract.state_dtype: Input should be 'float32', 'bfloat16' or 'float8'" in message
     assert "evaluate.draft_tokens: missing; presets/*.yaml show a value" in message
 
 

@@ -67,7 +67,9 @@ def test_info_has_the_size_and_the_identity_of_a_store(run: Run, tmp_path: Path)
 
     facts = json.loads(out)
     assert code == 0
-    assert set(facts) == {"tokens", "rows", "bytes", "raw_bytes", "ratio", "fingerprint", "target"}
+    sizes = {"tokens", "rows", "bytes", "raw_bytes", "ratio"}
+    assert set(facts) == sizes | {"fingerprint", "target", "dtype"}
+    assert facts["dtype"] == "float32"
     assert (facts["tokens"], facts["rows"], facts["target"]) == (6, 2, "tiny")
     assert facts["raw_bytes"] == 6 * 4 * 4 * 4
     assert facts["fingerprint"] == header.fingerprint
@@ -99,7 +101,7 @@ def test_verify_of_a_whole_store_says_yes(run: Run, tmp_path: Path):
 def test_verify_names_the_shard_and_rows_of_a_changed_byte(run: Run, tmp_path: Path):
     path = tmp_path / "eval.zarr"
     write_store(path)
-    shard = path / "last" / "c.1.0"
+    shard = path / "last" / "c.1.0.0"
     content = bytearray(shard.read_bytes())
     content[3] ^= 1
     shard.write_bytes(content)
@@ -108,8 +110,25 @@ def test_verify_names_the_shard_and_rows_of_a_changed_byte(run: Run, tmp_path: P
 
     (fault,) = json.loads(out)["faults"]
     assert code == 1
-    assert (fault["shard"], fault["file"]) == (1, "last/c.1.0")
+    assert (fault["shard"], fault["file"]) == (1, "last/c.1.0.0")
     assert (fault["tokens"], fault["rows"]) == ([4, 6], ["second"])
+
+
+def test_verify_names_a_file_of_the_whole_store_whose_bytes_changed(run: Run, tmp_path: Path):
+    path = tmp_path / "eval.zarr"
+    write_store(path)
+    tokens = path / "rows" / "tokens" / "c" / "0"
+    content = bytearray(tokens.read_bytes())
+    content[-1] ^= 1
+    tokens.write_bytes(content)
+
+    code, out, _ = run(["store", "verify", str(path), "--json"])
+    _, shown, _ = run(["store", "verify", str(path)])
+
+    (fault,) = json.loads(out)["faults"]
+    assert code == 1
+    assert (fault["shard"], fault["file"]) == (None, "rows/tokens/c/0")
+    assert "all" in shown
 
 
 def test_verify_of_an_unfinished_store_says_no_with_the_command_to_go_on(run: Run, tmp_path: Path):

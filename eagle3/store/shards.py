@@ -1,0 +1,163 @@
+"""Shards of one array of a store: Zarr's sharded layout, without Zarr's machinery.
+
+A shard is its chunks, each a zstd frame that carries its checksum, and behind them an index: offset
+and length of each chunk, and the crc32c of these. Zarr reads the same bytes to the same values
+(tests/eagle3/store/test_shards.py), at a fraction of the speed, and wrote them at a tenth of it
+(docs/decisions/0005-layout-of-the-store.md).
+
+Shapes: n tokens of a range, P bytes of a value, C chunks of a shard.
+Source: Zarr v3, the codec sharding_indexed.
+"""
+
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from pathlib import Path
+
+import google_crc32c
+import numpy as np
+from numcodecs.zstd import Zstd
+
+from eagle3.store.packing import MISSING, ArraySpec
+from eagle3.store.seals import Seal, damaged
+from eagle3.work import fsync_folder
+
+UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+CRC_BYTES = 4
+NOT_WRITTEN = 2**64 - 1
+assert sys.byteorder == "little", "the store's planes are put together lowest byte first"
+
+# Level 1 leaves least (docs/decisions/0005); whoever reads a frame compares its checksum.
+FRAME = Zstd(level=1, checksum=True)
+
+
+class ShardedArray:
+    """One array; threads may share it."""
+
+    def __init__(self, folder: Path, spec: ArraySpec, chunk_tokens: int, shard_tokens: int) -> None:
+        self.folder, self.spec = folder, spec
+        self.chunk_tokens, self.shard_tokens = chunk_tokens, shard_tokens
+        self._indices: dict[int, np.ndarray] = {}
+        self._own = threading.local()
+
+    def empty(self, tokens: int) -> np.ndarray:
+        """Room for a range: unsigned numbers [n, *inner]."""
+        return np.empty((tokens, *self.spec.inner), UNSIGNED[self.spec.width])
+
+    def write(self, shard: int, values: np.ndarray, pool: Executor) -> Seal:
+        """Write a whole shard, unsigned numbers [n, *inner], and make it durable.
+
+        Equal values give equal bytes, however many threads the pool has.
+        """
+        chunks, width = self.shard_tokens // self.chunk_tokens, self.spec.width
+        written = -(-len(values) // self.chunk_tokens)
+        places = [(chunk, plane) for chunk in range(written) for plane in range(width)]
+        index = np.full((chunks, width, 2), NOT_WRITTEN, "<u8")
+        path, size, digest = self.file(shard), 0, hashlib.sha256()
+        partial = path.with_name(f"{path.name}.partial")
+        with partial.open("wb") as file:
+            frames = pool.map(lambda place: self._frame(values, *place), places)
+            for place, frame in zip(places, frames, strict=True):
+                index[place] = size, len(frame)
+                size += file.write(frame)
+                digest.update(frame)
+            content = index.tobytes()
+            tail = content + google_crc32c.value(content).to_bytes(CRC_BYTES, "little")
+            size += file.write(tail)
+            digest.update(tail)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        fsync_folder(path.parent)
+        return Seal(bytes=size, sha256=digest.hexdigest())
+
+    def file(self, shard: int) -> Path:
+        """Where a shard lies."""
+        return self.folder / f"c.{shard}{'.0' * (1 + len(self.spec.inner))}"
+
+    def _frame(self, values: np.ndarray, chunk: int, plane: int) -> bytes:
+        """One plane of one chunk, packed; the last chunk is filled up to its size."""
+        piece = values[chunk * self.chunk_tokens : (chunk + 1) * self.chunk_tokens]
+        bytes_of = piece.view(np.uint8).reshape(*piece.shape, self.spec.width)[..., plane]
+        full = np.full((self.chunk_tokens, *self.spec.inner), MISSING, np.uint8)
+        full[: len(piece)] = bytes_of
+        return bytes(FRAME.encode(full))
+
+    def pieces(self, start: int, stop: int, out: np.ndarray) -> Iterator[Callable[[], None]]:
+        """Work that fills `out` with tokens [start, stop), chunk by chunk, in any order."""
+        for chunk in range(start // self.chunk_tokens, -(-stop // self.chunk_tokens)):
+            first = chunk * self.chunk_tokens
+            here = slice(max(start, first) - first, min(stop, first + self.chunk_tokens) - first)
+            there = out[here.start + first - start : here.stop + first - start]
+            yield lambda chunk=chunk, here=here, there=there: self._fill(chunk, here, there)
+
+    def _fill(self, chunk: int, here: slice, there: np.ndarray) -> None:
+        """Put tokens `here` of a chunk together.
+
+        Raises:
+            StoreError: the shard is missing, cut short, or its checksums do not hold.
+        """
+        shard, place = divmod(chunk, self.shard_tokens // self.chunk_tokens)
+        path = self.file(shard)
+        try:
+            with path.open("rb", buffering=0) as file:
+                if shard not in self._indices:
+                    self._indices[shard] = self._index(file.fileno())
+                planes = [
+                    self._plane(file.fileno(), offset, length, room)[here]
+                    for (offset, length), room in zip(
+                        self._indices[shard][place].tolist(), self._room(), strict=True
+                    )
+                ]
+        except FileNotFoundError as error:
+            raise damaged(path, "it is missing") from error
+        except (RuntimeError, ValueError) as error:
+            raise damaged(path, str(error)) from error
+        if self.spec.width == 1:
+            there[...] = planes[0]
+            return
+        higher = planes[-1]
+        for plane in reversed(planes[:-1]):
+            np.left_shift(higher, there.dtype.type(8), out=there)
+            np.bitwise_or(there, plane, out=there)
+            higher = there
+
+    def _index(self, file: int) -> np.ndarray:
+        """Offset and length of every plane of every chunk: uint64 [C, P, 2]."""
+        chunks = self.shard_tokens // self.chunk_tokens
+        size = chunks * self.spec.width * 16
+        start = max(0, os.fstat(file).st_size - size - CRC_BYTES)
+        content = os.pread(file, size + CRC_BYTES, start)
+        if len(content) != size + CRC_BYTES:
+            raise ValueError(f"it is too short for its index of {size} bytes")
+        if google_crc32c.value(content[:size]) != int.from_bytes(content[size:], "little"):
+            raise ValueError("the checksum of its index does not hold")
+        return np.frombuffer(content[:size], "<u8").reshape(chunks, self.spec.width, 2)
+
+    def _plane(self, file: int, offset: int, length: int, room: np.ndarray) -> np.ndarray:
+        """One byte of every value of a chunk, in `room`: uint8 [chunk_tokens, *inner]."""
+        if offset == NOT_WRITTEN:
+            # As Zarr does with a plane that would hold nothing else.
+            room.fill(MISSING)
+            return room
+        packed = self._packed(length)
+        if os.preadv(file, [packed], offset) != length:
+            raise ValueError(f"it ends before byte {offset + length}")
+        FRAME.decode(packed, out=room)
+        return room
+
+    def _packed(self, length: int) -> memoryview:
+        """This thread's room for the bytes of one plane as they are in the file."""
+        if length > len(getattr(self._own, "packed", b"")):
+            self._own.packed = bytearray(length)
+        return memoryview(self._own.packed)[:length]
+
+    def _room(self) -> np.ndarray:
+        """This thread's room for the planes of one chunk: fresh memory costs more than decoding."""
+        if not hasattr(self._own, "planes"):
+            shape = (self.spec.width, self.chunk_tokens, *self.spec.inner)
+            self._own.planes = np.empty(shape, np.uint8)
+        return self._own.planes
