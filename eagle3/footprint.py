@@ -11,15 +11,13 @@ Q query columns, C key columns, V target vocabulary, D draft vocabulary.
 from dataclasses import dataclass
 from math import prod
 
-from eagle3.config import Dtype
+from eagle3.config import Dtype, StateDtype
 from eagle3.counts import ParameterTable
 from eagle3.drafter import DraftShape
 from eagle3.hot.head import DRAFT_LOGITS_AT_ONCE
+from eagle3.store.ratio import EXPECTED_RATIO, READ_BYTES
 
 BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
-STORED: dict[Dtype, float] = {"bfloat16": 0.637, "float32": 0.80}
-"""Share of their raw bytes that states take in the store, losslessly: the demo's train split in
-bfloat16 and its eval split in float32 (docs/results.md, eagle3/store/layout.py). Of one model."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,10 @@ class Work:
     head_trained: bool = True
 
 
-def state_bytes(hidden_size: int, tokens: int, dtype: Dtype) -> tuple[int, int]:
+def state_bytes(hidden_size: int, tokens: int, dtype: StateDtype) -> tuple[int, int]:
     """Hidden states of `tokens` tokens: raw bytes (four states a token), and bytes in the store."""
-    raw = 4 * hidden_size * BYTES[dtype] * tokens
-    return raw, round(raw * STORED[dtype])
+    raw = 4 * hidden_size * READ_BYTES[dtype] * tokens
+    return raw, round(raw * EXPECTED_RATIO[dtype])
 
 
 def drafter_bytes(table: ParameterTable, vocab_size: int) -> int:

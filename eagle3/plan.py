@@ -12,7 +12,6 @@ from eagle3.counts import parameter_table
 from eagle3.drafter import DraftShape
 from eagle3.errors import ParamsError
 from eagle3.footprint import (
-    STORED,
     Work,
     drafter_bytes,
     fixed_memory,
@@ -21,6 +20,7 @@ from eagle3.footprint import (
     state_bytes,
     training_state_bytes,
 )
+from eagle3.store.ratio import EXPECTED_RATIO
 from eagle3.throughput import RESULTS, Rate, rate
 
 
@@ -105,8 +105,8 @@ def plan_training(params: Params, tokens: int, gpus: int, results: Path = RESULT
     states = States(
         raw,
         stored,
-        f"four {dtype} states a token, at {STORED[dtype]} of their size: measured on the demo "
-        "(SmolLM2-135M, lossless); another model's may pack otherwise",
+        f"four {dtype} states a token, at {EXPECTED_RATIO[dtype]} of their size: a little above "
+        "what was measured on SmolLM2-135M; another model's may pack otherwise",
     )
     steps = tokens / (train.batch_tokens * train.accumulate)
     sizes = tuple(_size_plan(params, size, tokens, gpus, results) for size in params.vocab.sizes)

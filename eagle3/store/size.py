@@ -5,14 +5,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from eagle3.config import StateDtype
 from eagle3.errors import DiskFullError
 from eagle3.store.layout import Header, is_done
+from eagle3.store.ratio import EXPECTED_RATIO
 
 log = logging.getLogger(__name__)
-
-# Bytes at rest over raw bytes: a little above what SmolLM2's states take (docs/decisions/0005).
-EXPECTED_RATIO: dict[StateDtype, float] = {"bfloat16": 0.68, "float32": 0.84, "float8": 0.45}
 
 
 class StoreSizes:

@@ -30,6 +30,7 @@ from eagle3.loss import TargetHead
 from eagle3.optimizer import clip_and_update
 from eagle3.plan import plan_training
 from eagle3.progress import ConsoleReporter
+from eagle3.store.ratio import EXPECTED_RATIO
 from eagle3.store.states import StateStore
 from eagle3.throughput import MEASURED_SHAPE, rate, step_flops
 from eagle3.trainer import Trainer
@@ -209,7 +210,9 @@ def test_the_command_sets_the_draft_vocabularies_side_by_side(
         assert "measured on NVIDIA H200" in out
         return
     answer = json.loads(out)
-    assert answer["states"]["bytes"] == round(answer["states"]["raw_bytes"] * 0.637)
+    assert answer["states"]["bytes"] == round(
+        answer["states"]["raw_bytes"] * EXPECTED_RATIO["bfloat16"]
+    )
     assert answer["states"]["raw_bytes"] == 17_300_000 * 4 * 7168 * 2
     small, full = answer["sizes"]
     assert (small["draft_vocab"], full["draft_vocab"]) == (32_000, 163_840)
