@@ -9,7 +9,6 @@ Q query columns, C key columns, V target vocabulary, D draft vocabulary.
 """
 
 from dataclasses import dataclass
-from math import prod
 
 from eagle3.config import Dtype, StateDtype
 from eagle3.counts import ParameterTable
@@ -17,6 +16,7 @@ from eagle3.drafter import DraftShape
 from eagle3.hot.head import DRAFT_LOGITS_AT_ONCE
 from eagle3.store.ratio import EXPECTED_RATIO, READ_BYTES
 
+HEAD = "lm_head.weight"
 BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
 
@@ -31,7 +31,28 @@ class Work:
     """Micro-batches of one optimizer step in this process."""
     held: int
     """Micro-batches on the device: those of this step, and those that are read ahead."""
-    head_trained: bool = True
+
+
+@dataclass(frozen=True)
+class Network:
+    """Parameters of the drafter's tensors, by what training does with them."""
+
+    all: int
+    matrices: int
+    trained: int
+    head_trained: bool
+
+    @classmethod
+    def of(cls, table: ParameterTable) -> "Network":
+        """From the table, whose other tensors are the target's own. A frozen head is the net's."""
+        own = [tensor for tensor in table.tensors if tensor.trainable or tensor.name == HEAD]
+        (head,) = (tensor for tensor in own if tensor.name == HEAD)
+        return cls(
+            all=sum(tensor.parameters for tensor in own),
+            matrices=sum(tensor.parameters for tensor in own if len(tensor.shape) == 2),
+            trained=table.trainable,
+            head_trained=head.trainable,
+        )
 
 
 def state_bytes(hidden_size: int, tokens: int, dtype: StateDtype) -> tuple[int, int]:
@@ -43,46 +64,41 @@ def state_bytes(hidden_size: int, tokens: int, dtype: StateDtype) -> tuple[int, 
 def drafter_bytes(table: ParameterTable, vocab_size: int) -> int:
     """model.safetensors: bfloat16 weights; d2t in int64 and t2d in bool, unless D is V."""
     maps = 0 if table.draft_vocab == vocab_size else 8 * table.draft_vocab + vocab_size
-    return 2 * table.trainable + maps
+    return 2 * Network.of(table).all + maps
 
 
 def training_state_bytes(table: ParameterTable) -> int:
-    """state.safetensors: float32 weights and AdamW's two moments."""
+    """state.safetensors: of what trains, float32 weights and AdamW's two moments."""
     return 12 * table.trainable
 
 
-def fixed_memory(
-    table: ParameterTable, dtype: Dtype, hot: bool, head_trained: bool = True
-) -> dict[str, int]:
+def fixed_memory(table: ParameterTable, dtype: Dtype, hot: bool) -> dict[str, int]:
     """Held from the first step to the last, on every GPU."""
-    weights = {tensor.name: tensor for tensor in table.tensors if tensor.trainable}
-    moved = table.trainable - (0 if head_trained else weights["lm_head.weight"].parameters)
+    network = Network.of(table)
     # The target's whole head: its softmax and argmax are over V (loss.TargetHead).
     embedding, norm = (
         next(tensor for tensor in table.tensors if tensor.name == name)
         for name in ("target embedding", "target final norm")
     )
     parts = {
-        "weights, float32": 4 * table.trainable,
-        "AdamW's moments, float32": 8 * moved,
+        "weights, float32": 4 * network.all,
+        "AdamW's moments, float32": 8 * network.trained,
         "target's embedding and head": BYTES[dtype] * (2 * embedding.parameters + norm.parameters),
     }
     if hot:
         # hot.products.Stack
-        matrices = [tensor for tensor in weights.values() if len(tensor.shape) == 2]
-        parts["weights, bfloat16 copies"] = 2 * sum(prod(tensor.shape) for tensor in matrices)
+        parts["weights, bfloat16 copies"] = 2 * network.matrices
     return parts
 
 
-def gradient_bytes(table: ParameterTable, head_trained: bool = True) -> int:
+def gradient_bytes(table: ParameterTable) -> int:
     """float32 gradients of all that trains (hot.products.add_gradient)."""
-    head = next(tensor for tensor in table.tensors if tensor.name == "lm_head.weight")
-    return 4 * (table.trainable - (0 if head_trained else head.parameters))
+    return 4 * table.trainable
 
 
 def hot_peak(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
     """What the hot path (bfloat16 on a GPU) holds at its fullest moment, part by part."""
-    fixed = fixed_memory(table, "bfloat16", hot=True, head_trained=work.head_trained)
+    fixed = fixed_memory(table, "bfloat16", hot=True)
     # aux and last of every token in bfloat16, its id in int64 and its mask (ttt.Batch)
     fixed["batches, this step's and the next's"] = (
         work.held * work.tokens * (2 * 4 * shape.hidden_size + 9)
@@ -90,7 +106,7 @@ def hot_peak(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, 
     moments = (
         _scoring(table, shape, work),
         _in_backward(table, shape, work),
-        {"gradients, float32": gradient_bytes(table, work.head_trained)},
+        {"gradients, float32": gradient_bytes(table)},
     )
     return fixed | max(moments, key=lambda parts: sum(parts.values()))
 
@@ -120,9 +136,10 @@ def _of_step(h: int, i: int, q: int) -> int:
 
 def _scoring(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
     """hot.head.score: the last chunk of logits, before any step's backward pass."""
-    gradients = gradient_bytes(table, work.head_trained)
+    gradients = gradient_bytes(table)
     if work.accumulate == 1:
-        gradients = 4 * shape.draft_vocab * shape.hidden_size if work.head_trained else 0
+        head = 4 * shape.draft_vocab * shape.hidden_size
+        gradients = head if Network.of(table).head_trained else 0
     rows = work.tokens * work.ttt_steps
     return _kept(shape, work) | {
         "gradients, float32": gradients,
@@ -134,7 +151,7 @@ def _in_backward(table: ParameterTable, shape: DraftShape, work: Work) -> dict[s
     """The MLP of the last step but one: the layer's gradients are there, one step's states gone."""
     h, i, q, c = _widths(shape)
     n, s = work.tokens, work.ttt_steps
-    gradients = gradient_bytes(table, work.head_trained)
+    gradients = gradient_bytes(table)
     if work.accumulate == 1:
         gradients -= 4 * 3 * h * h  # fc's comes last
     kept = _kept(shape, work)

@@ -12,6 +12,7 @@ from eagle3.counts import parameter_table
 from eagle3.drafter import DraftShape
 from eagle3.errors import ParamsError
 from eagle3.footprint import (
+    Network,
     Work,
     drafter_bytes,
     fixed_memory,
@@ -21,7 +22,7 @@ from eagle3.footprint import (
     training_state_bytes,
 )
 from eagle3.store.ratio import EXPECTED_RATIO
-from eagle3.throughput import RESULTS, Rate, rate
+from eagle3.throughput import RESULTS, rate
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def _size_plan(params: Params, size: VocabSize, tokens: int, gpus: int, results:
     drafter = drafter_bytes(table, target.vocab_size)
     state = training_state_bytes(table)
     hot = params.train.dtype == "bfloat16" and params.train.device != "cpu"
-    time, no_time = _time(params, shape, tokens, gpus, results) if hot else (None, _PLAIN)
+    trained = Network.of(table).head_trained
+    time, no_time = _time(params, shape, trained, tokens, gpus, results) if hot else (None, _PLAIN)
     return SizePlan(
         size=size,
         draft_vocab=table.draft_vocab,
@@ -151,10 +153,10 @@ def _memory(params: Params, size: VocabSize, shape: DraftShape, gpus: int, hot: 
 
 
 def _time(
-    params: Params, shape: DraftShape, tokens: int, gpus: int, results: Path
+    params: Params, shape: DraftShape, trained: bool, tokens: int, gpus: int, results: Path
 ) -> tuple[Time | None, str]:
     train = params.train
-    found: Rate | None = rate(shape, train.batch_tokens, train.ttt_steps, results)
+    found = rate(shape, train.batch_tokens, train.ttt_steps, trained, results)
     if found is None:
         return None, f"{results} is not here or has no record of eagle3; run this in the project"
     basis = found.basis

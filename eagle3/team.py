@@ -72,9 +72,9 @@ class Team:
         Raises:
             TrainingError: they found different ones.
         """
-        found = [0.0] * self.size
-        found[self.rank] = step
-        found = self.sums(found)
+        mine = [0] * self.size
+        mine[self.rank] = step
+        found = [int(step) for step in self.sums(mine)]
         if len(set(found)) > 1:
             raise TrainingError(
                 f"the processes would go on from different steps ({found} by rank); "

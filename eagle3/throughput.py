@@ -62,13 +62,19 @@ def step_flops(shape: DraftShape, tokens: int, ttt_steps: int, head_trained: boo
     return 6 * forward + 2 * shape.vocab_size * width * max(tokens - 2, 0)
 
 
-def rate(shape: DraftShape, tokens: int, ttt_steps: int, results: Path = RESULTS) -> Rate | None:
+def rate(
+    shape: DraftShape,
+    tokens: int,
+    ttt_steps: int,
+    head_trained: bool = True,
+    results: Path = RESULTS,
+) -> Rate | None:
     """Look up or scale the rate of one GPU; None where there is no measurement to start from.
 
     Raises:
         ParamsError: the file of results is damaged.
     """
-    records = _records(results)
+    records = [record for record in _records(results) if record["head_trained"] == head_trained]
     if not records:
         return None
 
@@ -90,12 +96,12 @@ def rate(shape: DraftShape, tokens: int, ttt_steps: int, results: Path = RESULTS
     name = (
         f"{nearest['device']}, {nearest['date']}: {nearest['tokens_per_s']:,.0f} tokens/s at the "
         f"Kimi-K2.5 shape, TTT {nearest['ttt']}, batches of {nearest['tokens']:,}, draft "
-        f"vocabulary {nearest['draft_vocab']:,}"
+        f"vocabulary {nearest['draft_vocab']:,}, {'trained' if head_trained else 'frozen'} head"
     )
     if _same_work(shape, then) and case == (tokens, ttt_steps):
         return Rate(nearest["tokens_per_s"], f"measured on {name}")
-    per_token = step_flops(shape, tokens, ttt_steps) / tokens
-    per_token_then = step_flops(then, *case) / nearest["tokens"]
+    per_token = step_flops(shape, tokens, ttt_steps, head_trained) / tokens
+    per_token_then = step_flops(then, *case, head_trained) / nearest["tokens"]
     scaled = nearest["tokens_per_s"] * per_token_then / per_token
     basis = f"not measured: scaled by operations a token from {name}; a smaller shape reaches less"
     return Rate(scaled, basis)
@@ -124,7 +130,6 @@ def _records(results: Path) -> list[dict[str, Any]]:
             record
             for record in records
             if record["trainer"] == "eagle3"
-            and record["head_trained"]
             and record["supervised"] == 1
             and "H200" in record["device"]
         ]

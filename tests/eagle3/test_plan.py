@@ -14,7 +14,7 @@ from eagle3.artifacts import Drafter, HiddenStates
 from eagle3.batches import read_batch
 from eagle3.cli import main
 from eagle3.config import Params, load_params
-from eagle3.counts import parameter_table
+from eagle3.counts import ParameterTable, parameter_table
 from eagle3.errors import ParamsError
 from eagle3.footprint import (
     Work,
@@ -53,6 +53,14 @@ def kimi() -> Params:
     return load_params(ROOT / "presets/kimi-k2.5.yaml")
 
 
+def with_frozen_head(table: ParameterTable) -> ParameterTable:
+    tensors = tuple(
+        replace(tensor, trainable=tensor.trainable and tensor.name != "lm_head.weight")
+        for tensor in table.tensors
+    )
+    return ParameterTable(table.draft_vocab, tensors)
+
+
 def name_of(record: dict[str, Any]) -> str:
     return record["case"]
 
@@ -63,10 +71,10 @@ def test_planned_memory_is_within_a_tenth_of_the_measured_peak(
 ):
     draft_vocab = record["draft_vocab"]
     full = draft_vocab == MEASURED_SHAPE.vocab_size
-    work = Work(
-        record["tokens"], record["ttt"], accumulate=1, held=1, head_trained=record["head_trained"]
-    )
     table = parameter_table(kimi, "full" if full else draft_vocab)
+    if not record["head_trained"]:
+        table = with_frozen_head(table)
+    work = Work(record["tokens"], record["ttt"], accumulate=1, held=1)
     parts = hot_peak(table, replace(MEASURED_SHAPE, draft_vocab=draft_vocab), work)
 
     assert sum(parts.values()) / 2**30 == pytest.approx(record["peak_gib"], rel=0.1)
@@ -100,14 +108,24 @@ def test_the_plan_of_a_measured_case_has_the_slowest_measured_rate(kimi: Params)
 
 
 def test_a_case_that_was_not_measured_is_scaled_and_says_so():
-    between = rate(MEASURED_SHAPE, 8192, 5, RESULTS)
-    few, many = (rate(MEASURED_SHAPE, 8192, steps, RESULTS) for steps in (3, 7))
+    between = rate(MEASURED_SHAPE, 8192, 5, results=RESULTS)
+    few, many = (rate(MEASURED_SHAPE, 8192, steps, results=RESULTS) for steps in (3, 7))
     assert between is not None
     assert few is not None
     assert many is not None
 
     assert many.tokens_per_s < between.tokens_per_s < few.tokens_per_s
     assert between.basis.startswith("not measured: scaled by operations a token")
+
+
+def test_a_frozen_head_is_given_the_rate_of_a_frozen_head():
+    frozen = rate(MEASURED_SHAPE, 8192, 7, head_trained=False, results=RESULTS)
+    trained = rate(MEASURED_SHAPE, 8192, 7, results=RESULTS)
+    assert frozen is not None
+    assert trained is not None
+
+    assert frozen.tokens_per_s > trained.tokens_per_s
+    assert frozen.basis.endswith("frozen head")
 
 
 def test_several_gpus_share_time_and_micro_batches(kimi: Params):
@@ -138,7 +156,7 @@ def test_what_nobody_measured_is_not_made_up(kimi: Params, tiny_params: Params, 
 def test_damaged_results_are_named(tmp_path: Path):
     (tmp_path / "results.json").write_text('[{"trainer": "eagle3"}]')
     with pytest.raises(ParamsError, match=r"results\.json holds .* take it from git"):
-        rate(MEASURED_SHAPE, 8192, 7, tmp_path / "results.json")
+        rate(MEASURED_SHAPE, 8192, 7, results=tmp_path / "results.json")
 
 
 def test_planned_bytes_are_those_of_a_real_trainers_tensors_and_files(

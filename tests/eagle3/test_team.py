@@ -1,4 +1,4 @@
-"""Training in two processes (gloo): the same gradients, curves and states as in one."""
+"""Training in two processes of torchrun (gloo): the gradients, curves and states of one."""
 
 import csv
 import os
@@ -16,9 +16,9 @@ from tiny_pipeline import Inputs, make_inputs, train
 from eagle3.artifacts import Drafter
 from eagle3.batches import read_batch, training_steps
 from eagle3.config import Params
-from eagle3.errors import TrainingError
+from eagle3.hot.step import HotPath
 from eagle3.progress import ConsoleReporter
-from eagle3.team import MEETING_PLACE, Team, joined
+from eagle3.team import ALONE, Team
 from eagle3.trainer import Trainer, open_split
 
 SIZE = 128
@@ -34,6 +34,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from eagle3.config import Params
+from eagle3.errors import TrainingError
 from eagle3.team import joined
 from test_team import STEP, UNEVEN, StopAt, gradients
 from tiny_pipeline import Inputs, train
@@ -42,14 +43,18 @@ params = Params.model_validate_json(Path("params.json").read_text())
 inputs = Inputs.load(128)
 with joined(torch.device("cpu"), os.environ) as team:
     for name, step in (("even", STEP), ("uneven", UNEVEN)):
-        found = gradients(inputs, params, team.share(step), team)
-        save_file(found, f"{name}-{team.rank}.safetensors")
+        for hot in (False, True):
+            found = gradients(inputs, params, team.share(step), team, hot)
+            save_file(found, f"{name}-{hot}-{team.rank}.safetensors")
     train(inputs, params, team=team)
     team.meet()
     if team.leads:
         Path(f"models/{inputs.vocab.size}").rename("whole")
         Path("reports/training/128.csv").rename("whole.csv")
-    team.meet()
+    try:
+        team.require_same_step(team.rank)
+    except TrainingError as error:
+        Path(f"refused-{team.rank}.txt").write_text(str(error))
     try:
         train(inputs, params, StopAt(3), team)
     except KeyboardInterrupt:
@@ -70,12 +75,14 @@ class StopAt(ConsoleReporter):
 
 
 def gradients(
-    inputs: Inputs, params: Params, step: tuple[tuple[int, ...], ...], team: Team
+    inputs: Inputs, params: Params, step: tuple[tuple[int, ...], ...], team: Team, hot: bool
 ) -> dict[str, torch.Tensor]:
-    """What `Trainer.backward` leaves for micro-batches of these rows; none is a masked one."""
+    """What `Trainer.backward` leaves for micro-batches of these rows; of none, for a masked row."""
     trainer = Trainer(
         inputs.target, inputs.vocab, params.drafter, params.train, Path(), ConsoleReporter(), team
     )
+    if hot:
+        trainer.hot = HotPath(trainer.net, trainer.embedding_VH, trainer.head, trainer.maps)
     batches = []
     for part in step:
         batch = read_batch(
@@ -137,34 +144,26 @@ def runs(
 def start_two(folder: Path, params: Params) -> None:
     both = params.model_copy(update={"train": params.train.model_copy(update={"processes": 2})})
     (folder / "params.json").write_text(both.model_dump_json())
+    (folder / "process.py").write_text(PROCESS)
     tests = Path(__file__).parents[1]
-    shared = {
+    environ = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent, Path(__file__).parent))),
         "OMP_NUM_THREADS": str(torch.get_num_threads()),
-        "WORLD_SIZE": "2",
-        MEETING_PLACE: f"file://{folder / 'met'}",
     }
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS],
-            cwd=folder,
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [process.wait(timeout=120) for process in started] == [0, 0]
-    finally:
-        for process in started:
-            process.kill()
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, "process.py"], cwd=folder, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("hot", [False, True], ids=["plain", "hot"])
 @pytest.mark.parametrize(("name", "step"), [("even", STEP), ("uneven", UNEVEN)])
 def test_gradients_of_two_processes_are_those_of_one_with_the_same_step(
-    runs: Runs, name: str, step: tuple[tuple[int, ...], ...]
+    runs: Runs, name: str, step: tuple[tuple[int, ...], ...], hot: bool
 ) -> None:
-    alone = gradients(runs.inputs, runs.params, step, Team(0, 1, 0))
-    first, second = (load_file(f"{name}-{rank}.safetensors") for rank in range(2))
+    alone = gradients(runs.inputs, runs.params, step, ALONE, hot)
+    first, second = (load_file(f"{name}-{hot}-{rank}.safetensors") for rank in range(2))
 
     assert first.keys() == second.keys() == alone.keys()
     for key, expected in alone.items():
@@ -212,27 +211,9 @@ def test_the_shares_of_a_step_are_its_micro_batches(runs: Runs) -> None:
     assert sorted([*first, *second]) == sorted(whole)
 
 
-def test_processes_that_found_different_training_states_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = (
-        "import os, torch\n"
-        "from eagle3.team import joined\n"
-        "with joined(torch.device('cpu'), os.environ) as team:\n"
-        "    team.require_same_step(0)\n"
-    )
-    shared = {"WORLD_SIZE": "2", MEETING_PLACE: f"file://{tmp_path / 'met'}"}
-    for name, value in shared.items():
-        monkeypatch.setenv(name, value)
-    other = subprocess.Popen(
-        [sys.executable, "-c", script],
-        env=os.environ | {"RANK": "1", "LOCAL_RANK": "1"},
-        stderr=subprocess.DEVNULL,
-    )
-    mine = os.environ | {"RANK": "0", "LOCAL_RANK": "0"}
-    with (
-        joined(torch.device("cpu"), mine) as team,
-        pytest.raises(TrainingError, match="one project folder"),
-    ):
-        team.require_same_step(3)
-    assert other.wait(timeout=60) == 1
+def test_processes_that_found_different_training_states_are_refused(runs: Runs) -> None:
+    refused = {Path(f"refused-{rank}.txt").read_text() for rank in range(2)}
+    assert refused == {
+        "the processes would go on from different steps ([0, 1] by rank); run them in one "
+        "project folder, which all machines share"
+    }
