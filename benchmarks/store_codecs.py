@@ -28,7 +28,7 @@ from torch import Tensor
 from eagle3.store.packing import from_float8, to_float8
 
 REPEATS = 2
-KIMI_GB = 0.24
+KIMI_TOKENS = 1024
 CHOSEN = "byte planes, zstd 1"
 Parts = list[bytes]
 
@@ -195,7 +195,7 @@ def main() -> None:
     numcodecs.blosc.use_threads = False
     for case, states in (
         ("smollm2", real_states(args.store)),
-        ("kimi-shaped", kimi_shaped(KIMI_GB, 1000)),
+        ("kimi-shaped", kimi_shaped(0.01, 1000, pool=KIMI_TOKENS)),
     ):
         codecs = {
             name: measure(states, packer, args.chunk_tokens) for name, packer in PACKERS.items()

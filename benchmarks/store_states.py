@@ -79,7 +79,7 @@ def real_states(path: Path) -> States:
     return States(f"real: {store.header.target}, {path.name}", aux_n3H, last_nH, tuple(lengths))
 
 
-def kimi_shaped(decoded_gb: float, longest: int) -> States:
+def kimi_shaped(decoded_gb: float, longest: int, pool: int = POOL) -> States:
     """Synthetic: normal, each channel and each token of its own size, a few channels far larger.
 
     Rows have 100 to `longest` tokens.
@@ -88,9 +88,9 @@ def kimi_shaped(decoded_gb: float, longest: int) -> States:
     torch.manual_seed(0)
     channel_4H = torch.from_numpy(np.exp(draw.normal(0, 0.7, size=(4, KIMI_WIDTH)))).float()
     channel_4H[:, draw.choice(KIMI_WIDTH, 8, replace=False)] *= 100
-    token_n = torch.from_numpy(np.exp(draw.normal(0, 0.3, size=POOL))).float()
-    all_n4H = torch.empty(POOL, 4, KIMI_WIDTH, dtype=torch.bfloat16)
-    for start in range(0, POOL, 256):
+    token_n = torch.from_numpy(np.exp(draw.normal(0, 0.3, size=pool))).float()
+    all_n4H = torch.empty(pool, 4, KIMI_WIDTH, dtype=torch.bfloat16)
+    for start in range(0, pool, 256):
         piece = slice(start, start + 256)
         all_n4H[piece] = torch.randn(256, 4, KIMI_WIDTH) * channel_4H * token_n[piece, None, None]
     wanted = round(decoded_gb * 1e9 / (4 * KIMI_WIDTH * 2))

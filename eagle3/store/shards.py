@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -57,8 +58,8 @@ class ShardedArray:
         places = [(chunk, plane) for chunk in range(written) for plane in range(width)]
         index = np.full((chunks, width, 2), NOT_WRITTEN, "<u8")
         path, size, digest = self.file(shard), 0, hashlib.sha256()
-        partial = path.with_name(f"{path.name}.partial")
-        with partial.open("wb") as file:
+        unfinished = path.with_name(f"{path.name}.partial")
+        with unfinished.open("wb") as file:
             frames = pool.map(lambda place: self._frame(values, *place), places)
             for place, frame in zip(places, frames, strict=True):
                 index[place] = size, len(frame)
@@ -70,7 +71,7 @@ class ShardedArray:
             digest.update(tail)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
+        unfinished.replace(path)
         fsync_folder(path.parent)
         return Seal(bytes=size, sha256=digest.hexdigest())
 
@@ -92,7 +93,7 @@ class ShardedArray:
             first = chunk * self.chunk_tokens
             here = slice(max(start, first) - first, min(stop, first + self.chunk_tokens) - first)
             there = out[here.start + first - start : here.stop + first - start]
-            yield lambda chunk=chunk, here=here, there=there: self._fill(chunk, here, there)
+            yield partial(self._fill, chunk, here, there)
 
     def _fill(self, chunk: int, here: slice, there: np.ndarray) -> None:
         """Put tokens `here` of a chunk together.
