@@ -1,7 +1,8 @@
 """Writing a store of hidden states so that a kill at any instant loses no finished shard.
 
-One process writes a store. A shard is written whole, in one go: its data, made durable; then its
-marker. What has no marker is not there, and is removed by whoever goes on.
+A shard is written whole, in one go: its data, made durable; then its marker. What has no marker is
+not there, and is removed by whoever goes on. One process starts a store; others may then write to
+it, too, each shard by one of them.
 
 Shapes: n tokens of one shard, H target width.
 """
@@ -29,7 +30,7 @@ from eagle3.store.layout import (
     shard_files,
     token_ids_sha256,
 )
-from eagle3.store.rows import Rows, save_rows
+from eagle3.store.rows import Rows, load_rows, save_rows
 from eagle3.store.states import as_bits
 from eagle3.work import fsync_folder
 
@@ -37,19 +38,31 @@ from eagle3.work import fsync_folder
 class StateWriter:
     """A store that grows shard by shard, in any order."""
 
-    def __init__(self, path: Path, header: Header, rows: Rows) -> None:
+    def __init__(self, path: Path, header: Header, rows: Rows, alone: bool = True) -> None:
         """Start a store at `path`, or go on with the one that is there.
+
+        `alone`: nobody else writes to it now, so what is unfinished is nobody's, and is removed.
 
         Raises:
             StoreError: what is there was made from something else.
         """
-        self.path, self.header, self._rows = path, header, rows
+        self.path, self.header, self.rows = path, header, rows
         if path.exists():
             self._require_same(read_header(path))
         else:
             self._create()
-        self._remove_leftovers()
+        if alone:
+            self.remove_leftovers()
         self._arrays = open_arrays(path, "r+")
+
+    @classmethod
+    def join(cls, path: Path) -> "StateWriter":
+        """Write to a store that another process started, beside others.
+
+        Raises:
+            StoreError: there is no store.
+        """
+        return cls(path, read_header(path), load_rows(path / ROWS), alone=False)
 
     @property
     def done(self) -> set[int]:
@@ -66,7 +79,7 @@ class StateWriter:
         marker = Marker(
             start=span.start,
             stop=span.stop,
-            token_ids_sha256=token_ids_sha256(self._rows.tokens_N[span]),
+            token_ids_sha256=token_ids_sha256(self.rows.tokens_N[span]),
             files={path: Seal.of(self.path / path) for path in paths.values()},
         )
         write_atomically(marker_path(self.path, shard), marker.model_dump_json(indent=2) + "\n")
@@ -84,7 +97,7 @@ class StateWriter:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         create_arrays(new, self.header)
-        save_rows(self._rows, new / ROWS)
+        save_rows(self.rows, new / ROWS)
         (new / SHARDS).mkdir()
         for path in sorted(new.rglob("*")):
             fsync_folder(path) if path.is_dir() else _make_durable(path)
@@ -105,13 +118,18 @@ class StateWriter:
             "remove it, then run `dvc repro extract`"
         )
 
-    def _remove_leftovers(self) -> None:
+    def remove_leftovers(self) -> None:
+        """Remove all that is unfinished; nobody may be writing."""
         for partial in self.path.rglob("*.partial"):
             partial.unlink()
         for shard in set(range(self.header.num_shards)) - self.done:
-            marker_path(self.path, shard).unlink(missing_ok=True)
-            for path in shard_files(shard).values():
-                (self.path / path).unlink(missing_ok=True)
+            self.clear(shard)
+
+    def clear(self, shard: int) -> None:
+        """Remove what an unfinished shard may have on disk."""
+        marker_path(self.path, shard).unlink(missing_ok=True)
+        for path in shard_files(shard).values():
+            (self.path / path).unlink(missing_ok=True)
 
 
 def _make_durable(path: Path) -> None:
