@@ -23,6 +23,7 @@ from eagle3.ray_worker import WorkerJob
 from eagle3.ray_workers import ray_workers
 from eagle3.store.rows import load_rows
 from eagle3.target import bring_target
+from tasks.extract import extract
 
 PARAMS = ExtractParams(
     backend="transformers",
@@ -162,21 +163,19 @@ def test_two_workers_on_this_machine_write_the_bytes_of_one_process(
     job: WorkerJob, corpus: Corpus
 ) -> None:
     pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs this test")
-    listener = Listener()
     handler = signal.getsignal(signal.SIGTERM)
     while True:
         try:
-            shared = extract_on_ray(job, corpus, None, Path("shared"), listener)
+            shared = extract(job.target, corpus, PARAMS, job.params, Path("shared"))
             break
         except Exception as error:
             # Ray gives itself 30 s to start, which a busy machine may not have.
             if "timed out during startup" not in str(error):
                 raise
+    one = PARAMS.model_copy(update={"workers": 1})
 
-    assert shared == extract_here(job, corpus, Path("alone"))
+    assert shared == extract(job.target, corpus, one, job.params, Path("alone"))
     assert files_of(Path("shared")) == files_of(Path("alone"))
-    assert listener.steps[-1] == (TOKENS, TOKENS)
-    assert listener.steps == sorted(listener.steps)
     # Ray has its own, by which a terminated stage would not say so to MLflow.
     assert signal.getsignal(signal.SIGTERM) == handler
 
@@ -190,6 +189,8 @@ def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
 
     assert len(killer.killed) == 1
     assert re.search(r"Ray worker \d died, others take over", caplog.text)
+    assert killer.steps[-1] == (TOKENS, TOKENS)
+    assert killer.steps == sorted(killer.steps)
     assert shared == extract_here(job, corpus, Path("alone"))
     assert files_of(Path("shared")) == files_of(Path("alone"))
 
