@@ -94,11 +94,8 @@ def extract(workers: int, params_file: Path, shard_tokens: int) -> dict[str, Any
     else:
         job = WorkerJob(
             folder=Path.cwd(),
-            backend="transformers",
             target=target,
             params=params.target,
-            longest=params.corpus.max_length,
-            log_folder=Path.cwd(),
             threads=torch.get_num_threads(),
         )
         opened = ray_workers(job, workers, None, params.target.device)

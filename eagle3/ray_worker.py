@@ -6,16 +6,15 @@ It runs in a process of Ray's, and knows nothing of Ray.
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from eagle3.artifacts import Split, TargetModel
-from eagle3.config import Backend, TargetParams
-from eagle3.engines.backend import open_engine
+from eagle3.config import TargetParams
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
+from eagle3.engines.transformers import TransformersEngine
 from eagle3.errors import EngineError
 from eagle3.extract import TokenProgress, fill_shards
 from eagle3.store.writer import StateWriter
@@ -27,13 +26,8 @@ class WorkerJob:
 
     folder: Path
     """The project's, which every node must see at this path."""
-    backend: Backend
     target: TargetModel
     params: TargetParams
-    longest: int
-    """Tokens of the longest row, and one for an engine that answers."""
-    log_folder: Path
-    """Of engines that are servers."""
     threads: int
     """That torch computes with: another number can move the last bit of a float32."""
 
@@ -51,10 +45,9 @@ class ExtractWorker:
     """Makes shards, one call each."""
 
     def __init__(self) -> None:
-        self._opened = ExitStack()
         self._writers: dict[Path, StateWriter] = {}
 
-    def open(self, job: WorkerJob, number: int) -> WorkerFacts:
+    def open(self, job: WorkerJob) -> WorkerFacts:
         """Load the target; what cannot be done in a constructor, whose errors Ray garbles.
 
         Raises:
@@ -68,9 +61,7 @@ class ExtractWorker:
             )
         os.chdir(job.folder)
         torch.set_num_threads(job.threads)
-        log_file = job.log_folder / f"vllm-extract-{number}.log"
-        engine = open_engine(job.backend, job.target, job.params, job.longest, log_file)
-        self._engine = OneRowAgain(self._opened.enter_context(engine))
+        self._engine = OneRowAgain(TransformersEngine(job.target, job.params))
         return WorkerFacts(self._engine.name, host, os.getpid())
 
     def fill(self, path: Path, split: Split, shard: int) -> None:
@@ -91,10 +82,6 @@ class ExtractWorker:
         writer.clear(shard)
         silent = TokenProgress(Silent(), 0)
         fill_shards(writer, writer.rows, self._engine, split, silent, {shard})
-
-    def close(self) -> None:
-        """Stop the engine, if it is a server."""
-        self._opened.close()
 
 
 class OneRowAgain:

@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 
 # Ray's shared memory. Nothing large passes through it: states go from a worker to the disk.
 OBJECT_STORE_BYTES = 100 * 2**20
-STOP_LIMIT_S = 30
 
 
 @contextmanager
@@ -64,7 +63,7 @@ class RayWorkers:
         """Engine and version, of all workers."""
         self._busy: dict[Future[Any], tuple[int, Shard | None]] = {}
         for number, worker in self._workers.items():
-            self._busy[worker.open.remote(job, number).future()] = (number, None)
+            self._busy[worker.open.remote(job).future()] = (number, None)
         while not self._free:
             self._collect(ShardPlan([], count))
 
@@ -88,9 +87,7 @@ class RayWorkers:
             store.remove_leftovers()
 
     def end(self) -> None:
-        """Let the engines stop, then end the workers."""
-        closing = [self._workers[number].close.remote().future() for number in self._free]
-        wait(closing, STOP_LIMIT_S)
+        """End the workers."""
         for worker in self._workers.values():
             self._ray.kill(worker)
 

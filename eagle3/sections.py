@@ -224,6 +224,16 @@ class ExtractParams(Section):
             "AWS_SECRET_ACCESS_KEY or ~/.aws/credentials, another server from AWS_ENDPOINT_URL"
         )
 
+    @model_validator(mode="after")
+    def _ray_runs_transformers(self) -> Self:
+        if self.on_ray and self.backend != "transformers":
+            raise ValueError(
+                f"extract.workers ({self.workers}) and extract.ray_address ({self.ray_address}) "
+                f"run transformers, but extract.backend is {self.backend}; set it to "
+                "transformers, or workers to 1 and ray_address to null"
+            )
+        return self
+
     @property
     def on_ray(self) -> bool:
         """Whether Ray runs the target, not this process."""

@@ -24,21 +24,18 @@ def extract(
     out: Path,
 ) -> HiddenStates:
     """Extract the hidden states; the target runs in the engine that params name, here or on Ray."""
-    # An engine that answers wants room for a token after the row.
-    longest = longest_row() + 1
     report = StageReporter("extract")
     if params.on_ray:
         job = WorkerJob(
             folder=Path.cwd(),
-            backend=params.backend,
             target=target,
             params=target_params,
-            longest=longest,
-            log_folder=WORK,
             threads=torch.get_num_threads(),
         )
         with ray_workers(job, params.workers, params.ray_address, target_params.device) as workers:
             return extract_by(target, corpus, params, workers.engine, workers.fill, out, report)
+    # An engine that answers wants room for a token after the row.
+    longest = longest_row() + 1
     log_file = WORK / "vllm-extract.log"
     with open_engine(params.backend, target, target_params, longest, log_file) as engine:
         return extract_hidden_states(target, corpus, params, engine, out, report)

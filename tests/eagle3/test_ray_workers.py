@@ -124,11 +124,8 @@ def corpus(target: TargetModel) -> Corpus:
 def job(target: TargetModel, tiny_target_params: TargetParams) -> WorkerJob:
     return WorkerJob(
         folder=Path.cwd(),
-        backend="transformers",
         target=target,
         params=tiny_target_params,
-        longest=64,
-        log_folder=Path("logs"),
         threads=torch.get_num_threads(),
     )
 
