@@ -95,8 +95,6 @@ class HiddenStates(Artifact):
     bytes: dict[Split, int]
     raw_bytes: dict[Split, int]
     """What the same states take as they are."""
-    url: str | None
-    """Where the states are, if not beside this record; each store's `remote.json` says more."""
 
     @property
     def ratio(self) -> float:

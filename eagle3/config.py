@@ -3,7 +3,6 @@
 The sections themselves are in eagle3/sections.py and eagle3/model_sections.py.
 """
 
-import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -149,7 +148,5 @@ def _fault(fault: Any) -> str:
         return f"{key}: unknown key (value {fault['input']!r}); remove it or mend its spelling"
     if fault["type"] == "missing":
         return f"{key}: missing; presets/*.yaml show a value"
-    # A URL with a password in it must not go into the log.
-    shown = re.sub(r"//[^/@]*@", "//...@", repr(fault["input"]))
-    found = "" if isinstance(fault["input"], dict) else f" (found {shown})"
+    found = "" if isinstance(fault["input"], dict) else f" (found {fault['input']!r})"
     return f"{key}: {message}{found}"

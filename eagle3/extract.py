@@ -83,11 +83,10 @@ def extract_by(
         writers: dict[Split, StateWriter] = {}
         for split, rows in splits.items():
             header = _header(target, rows, params, split, engine)
-            url = f"{params.store}/{split}-{header.fingerprint[:16]}.zarr" if params.store else None
-            writers[split] = StateWriter(result / f"{split}.zarr", header, rows, url=url)
+            writers[split] = StateWriter(result / f"{split}.zarr", header, rows)
         fill_stores(writers, progress)
         stores = {split: StateStore.open(writer.path) for split, writer in writers.items()}
-        states = _record(target, made_from, engine, stores, params.store)
+        states = _record(target, made_from, engine, stores)
         states.save(result)
         publish(result, out)
     shutil.rmtree(work)
@@ -261,7 +260,6 @@ def _record(
     made_from: dict[str, str],
     engine: str,
     stores: dict[Split, StateStore],
-    url: str | None,
 ) -> HiddenStates:
     return HiddenStates(
         made_from=made_from,
@@ -273,5 +271,4 @@ def _record(
         sha256={split: store.sha256 for split, store in stores.items()},
         bytes={split: store.info.bytes for split, store in stores.items()},
         raw_bytes={split: store.info.raw_bytes for split, store in stores.items()},
-        url=url,
     )

@@ -5,7 +5,6 @@
     train.zarr/aux/c.7.0.0         shard 7 of `aux` [N, 3, H]
     train.zarr/last/c.7.0          shard 7 of `last` [N, H], before the final norm
     train.zarr/shards/00007.json   the marker of shard 7: written after its data, never before
-    train.zarr/remote.json         where the shards are, if elsewhere (eagle3.store.bucket)
 
 Zarr has no bfloat16: its bits are uint16, and the header names the dtype. Values are shuffled by
 byte and then packed by zstd level 1. The demo's train split (SmolLM2, 34,585 tokens) takes 0.64 of
@@ -19,7 +18,7 @@ Shapes: N tokens of a split, H target width.
 import hashlib
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -34,7 +33,6 @@ from zarr.errors import ZarrUserWarning
 from eagle3.artifacts import file_sha256, fingerprint_of
 from eagle3.config import Dtype
 from eagle3.errors import StoreError
-from eagle3.store.bucket import Bucket
 
 ROWS = "rows"
 SHARDS = "shards"
@@ -160,13 +158,10 @@ def create_arrays(path: Path, header: Header) -> None:
     group.attrs.update({Header.attribute: header.model_dump(mode="json")})
 
 
-def open_arrays(
-    path: Path, mode: Literal["r", "r+"], bucket: Bucket | None = None
-) -> dict[str, zarr.Array]:
-    """The arrays of a store by name: those in its folder, or in its bucket."""
-    places = {name: bucket.zarr_store(name) if bucket else path / name for name in ARRAYS}
+def open_arrays(path: Path, mode: Literal["r", "r+"]) -> dict[str, zarr.Array]:
+    """The arrays of a store by name."""
     with _unspecified_codec_is_meant():
-        return {name: zarr.open_array(place, mode=mode) for name, place in places.items()}
+        return {name: zarr.open_array(path / name, mode=mode) for name in ARRAYS}
 
 
 def read_header(path: Path) -> Header:
@@ -204,30 +199,15 @@ def read_marker(path: Path, shard: int) -> Marker | None:
         ) from error
 
 
-def is_done(path: Path, shard: int, remote: Mapping[str, int] | None = None) -> bool:
-    """Whether a shard has its marker, and files as long as that says; see `shard_fault`."""
+def is_done(path: Path, shard: int) -> bool:
+    """Whether a shard has its marker, and files as long as that says."""
     try:
         marker = read_marker(path, shard)
     except StoreError:
         return False
-    if remote is not None and marker_path(Path(), shard).as_posix() not in remote:
-        return False
     return marker is not None and not any(
-        shard_fault(path, name, seal, remote) for name, seal in marker.files.items()
+        size_fault(path / name, seal) for name, seal in marker.files.items()
     )
-
-
-def shard_fault(path: Path, name: str, seal: Seal, remote: Mapping[str, int] | None) -> str:
-    """What a look says is wrong with a shard's file; empty if nothing.
-
-    `remote` are the bytes of every object of a store whose shards are in a bucket.
-    """
-    if remote is None:
-        return size_fault(path / name, seal)
-    found = remote.get(name)
-    if found is None:
-        return "it is missing"
-    return "" if found == seal.bytes else f"it has {found} bytes of {seal.bytes}"
 
 
 def size_fault(path: Path, seal: Seal) -> str:

@@ -4,7 +4,6 @@ Shapes: N tokens of a split, n tokens of a range, H target width.
 """
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from eagle3.artifacts import fingerprint_of
 from eagle3.errors import StoreError
-from eagle3.store.bucket import Bucket
 from eagle3.store.layout import (
     ROWS,
     Header,
@@ -25,8 +23,8 @@ from eagle3.store.layout import (
     open_arrays,
     read_header,
     read_marker,
-    shard_fault,
     shard_files,
+    size_fault,
     token_ids_sha256,
 )
 from eagle3.store.rows import Rows, load_rows, rows_sha256
@@ -65,9 +63,7 @@ class StateStore:
 
     def __init__(self, path: Path, header: Header, markers: list[Marker]) -> None:
         self.path, self.header, self._markers = path, header, markers
-        self._bucket = Bucket.of(path)
-        self._arrays = open_arrays(path, "r", self._bucket)
-        self._seen: set[str] = set()
+        self._arrays = open_arrays(path, "r")
 
     @classmethod
     def open(cls, path: Path) -> "StateStore":
@@ -84,12 +80,10 @@ class StateStore:
                 f"{path} is unfinished: {len(markers)} of its {header.num_shards} shards are done; "
                 "run `dvc repro extract`"
             )
-        bucket = Bucket.of(path)
-        remote = bucket.sizes() if bucket else None
         for marker in markers:
             for name, seal in marker.files.items():
-                if what := shard_fault(path, name, seal, remote):
-                    raise _damaged(f"{bucket.url if bucket else path}/{name}", what)
+                if what := size_fault(path / name, seal):
+                    raise _damaged(path / name, what)
         return cls(path, header, markers)
 
     @property
@@ -138,8 +132,8 @@ class StateStore:
         for shard in range(first, last + 1):
             # Zarr reads a missing shard as fill values without a word.
             for name in shard_files(shard).values():
-                if not self._has(name):
-                    raise _damaged(self._place(name), "it is missing")
+                if not (self.path / name).is_file():
+                    raise _damaged(self.path / name, "it is missing")
         aux_n3H, last_nH = (
             self._read(self._arrays[name], slice(start, stop), f"{first} to {last}")
             for name in ("aux", "last")
@@ -164,9 +158,10 @@ class StateStore:
 
     def _faults(self, marker: Marker, rows: Rows, span: slice) -> Iterator[tuple[str, str]]:
         for name, seal in marker.files.items():
-            if not self._has(name):
+            path = self.path / name
+            if not path.is_file():
                 yield name, "missing"
-            elif (found := self._seal_of(name)) != seal:
+            elif (found := Seal.of(path)) != seal:
                 yield name, f"sha256 {found.sha256[:12]}, but {seal.sha256[:12]} was written"
         if token_ids_sha256(rows.tokens_N[span]) != marker.token_ids_sha256:
             name = str(marker_path(Path(), span.start // self.header.shard_tokens))
@@ -174,28 +169,11 @@ class StateStore:
 
     def _read(self, array: zarr.Array, span: slice, shards: str) -> Tensor:
         try:
-            with self._bucket.reached() if self._bucket else nullcontext():
-                return as_states(np.asarray(array[span]))
+            return as_states(np.asarray(array[span]))
         except (RuntimeError, ValueError) as error:
-            name = array.name.strip("/")
-            raise _damaged(self._place(name), f"shards {shards}: {error}") from error
-
-    def _has(self, name: str) -> bool:
-        """Whether a shard's file is there; one in a bucket is asked for once."""
-        if self._bucket is None:
-            return (self.path / name).is_file()
-        if name not in self._seen and self._bucket.has(name):
-            self._seen.add(name)
-        return name in self._seen
-
-    def _seal_of(self, name: str) -> Seal:
-        if self._bucket is None:
-            return Seal.of(self.path / name)
-        return Seal(bytes=self._bucket.sizes()[name], sha256=self._bucket.sha256(name))
-
-    def _place(self, name: str) -> str:
-        """Path or URL of a shard's file, for people."""
-        return f"{self._bucket.url if self._bucket else self.path}/{name}"
+            raise _damaged(
+                self.path / array.name.strip("/"), f"shards {shards}: {error}"
+            ) from error
 
 
 def as_bits(states: Tensor) -> np.ndarray:
@@ -209,7 +187,7 @@ def as_states(bits: np.ndarray) -> Tensor:
     return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor
 
 
-def _damaged(path: Path | str, what: str) -> StoreError:
+def _damaged(path: Path, what: str) -> StoreError:
     return StoreError(f"{path} is damaged: {what}; run `dvc repro --force extract`")
 
 

@@ -2,7 +2,7 @@
 
 A shard is written whole, in one go: its data, made durable; then its marker. What has no marker is
 not there, and is removed by whoever goes on. One process starts a store; others may then write to
-it, too, each shard by one of them. A store in a bucket is written here, shard by shard, and copied.
+it, too, each shard by one of them.
 
 Shapes: n tokens of one shard, H target width.
 """
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from eagle3.artifacts import write_atomically
 from eagle3.errors import StoreError
-from eagle3.store.bucket import Bucket
 from eagle3.store.layout import (
     ROWS,
     SHARDS,
@@ -39,13 +38,10 @@ from eagle3.work import fsync_folder
 class StateWriter:
     """A store that grows shard by shard, in any order."""
 
-    def __init__(
-        self, path: Path, header: Header, rows: Rows, alone: bool = True, url: str | None = None
-    ) -> None:
+    def __init__(self, path: Path, header: Header, rows: Rows, alone: bool = True) -> None:
         """Start a store at `path`, or go on with the one that is there.
 
         `alone`: nobody else writes to it now, so what is unfinished is nobody's, and is removed.
-        `url`: where the shards of a new store go, if not into its folder.
 
         Raises:
             StoreError: what is there was made from something else.
@@ -54,8 +50,7 @@ class StateWriter:
         if path.exists():
             self._require_same(read_header(path))
         else:
-            self._create(url)
-        self._bucket = Bucket.of(path)
+            self._create()
         if alone:
             self.remove_leftovers()
         self._arrays = open_arrays(path, "r+")
@@ -72,10 +67,7 @@ class StateWriter:
     @property
     def done(self) -> set[int]:
         """Shards that are finished."""
-        remote = self._bucket.sizes() if self._bucket else None
-        return {
-            shard for shard in range(self.header.num_shards) if is_done(self.path, shard, remote)
-        }
+        return {shard for shard in range(self.header.num_shards) if is_done(self.path, shard)}
 
     def write(self, shard: int, aux_n3H: Tensor, last_nH: Tensor) -> None:
         """Write all tokens of a shard, in the dtype of the header, and mark it as finished."""
@@ -90,15 +82,8 @@ class StateWriter:
             token_ids_sha256=token_ids_sha256(self.rows.tokens_N[span]),
             files={path: Seal.of(self.path / path) for path in paths.values()},
         )
-        if self._bucket:
-            for name in paths.values():
-                self._bucket.put(self.path, name)
         write_atomically(marker_path(self.path, shard), marker.model_dump_json(indent=2) + "\n")
         fsync_folder(self.path / SHARDS)
-        if self._bucket:
-            self._bucket.put(self.path, marker_path(Path(), shard).as_posix())
-            for name in paths.values():
-                (self.path / name).unlink()
 
     def buffers(self, shard: int) -> tuple[Tensor, Tensor]:
         """Room for the states of a shard: aux [n, 3, H] and last [n, H], to be filled."""
@@ -106,7 +91,7 @@ class StateWriter:
         count, dtype = span.stop - span.start, getattr(torch, self.header.dtype)
         return torch.empty(count, 3, width, dtype=dtype), torch.empty(count, width, dtype=dtype)
 
-    def _create(self, url: str | None) -> None:
+    def _create(self) -> None:
         """Make the empty store beside its place, so that in its place it is whole."""
         new = self.path.with_name(f".{self.path.name}.new")
         shutil.rmtree(new, ignore_errors=True)
@@ -114,10 +99,6 @@ class StateWriter:
         create_arrays(new, self.header)
         save_rows(self.rows, new / ROWS)
         (new / SHARDS).mkdir()
-        if url:
-            Bucket(url).note(new)
-            for file in (file for file in new.rglob("*") if file.is_file()):
-                Bucket(url).put(new, file.relative_to(new).as_posix())
         for path in sorted(new.rglob("*")):
             fsync_folder(path) if path.is_dir() else _make_durable(path)
         new.replace(self.path)

@@ -203,19 +203,6 @@ def test_shards_of_broken_chunks_are_refused(raw: dict[str, Any]):
     refused(raw, r"extract.shard_tokens \(1500\) must be a multiple of extract.chunk_tokens")
 
 
-@pytest.mark.parametrize("store", ["s3://key:secret@states/x", "s3://states/x?key=secret", "/disk"])
-def test_a_store_that_is_no_bucket_is_refused(raw: dict[str, Any], store: str):
-    raw["extract"]["store"] = store
-    refused(raw, r"extract.store: write s3://bucket/prefix or null; credentials come from AWS_ACC")
-
-
-def test_a_password_in_a_url_is_not_repeated(raw: dict[str, Any]):
-    raw["extract"]["store"] = "s3://key:secret@states/x"
-    with pytest.raises(ParamsError, match=r"write s3://bucket/prefix or null") as refusal:
-        check_params(raw, "raw")
-    assert "secret" not in str(refusal.value)
-
-
 @pytest.mark.parametrize("how", [{"workers": 2}, {"ray_address": "head:6379"}])
 def test_vllm_is_not_run_on_ray(raw: dict[str, Any], how: dict[str, Any]):
     raw["extract"] |= {"backend": "vllm", **how}

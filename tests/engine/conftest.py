@@ -178,7 +178,6 @@ def extract_params() -> ExtractParams:
         eval_state_dtype="float32",
         chunk_tokens=64,
         shard_tokens=512,
-        store=None,
         workers=1,
         ray_address=None,
     )
