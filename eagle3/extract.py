@@ -1,12 +1,15 @@
 """The extract stage: the target reads the corpus once, and its hidden states are kept.
 
+One engine in this process fills the stores (`extract_hidden_states`), or several workers elsewhere
+do (`extract_by`, with eagle3.ray_workers): the bytes are the same.
+
 Shapes: n tokens of one shard, T tokens of one row, H target width.
 """
 
 import logging
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 
 import numpy as np
@@ -42,10 +45,29 @@ def extract_hidden_states(
     out: Path,
     report: Reporter,
 ) -> HiddenStates:
+    """Extract with one engine in this process; see `extract_by`."""
+
+    def fill_stores(stores: Mapping[Split, StateWriter], progress: TokenProgress) -> None:
+        for split, store in stores.items():
+            fill(store, store.rows, engine, split, progress)
+
+    return extract_by(target, corpus, params, engine.name, fill_stores, out, report)
+
+
+def extract_by(
+    target: TargetModel,
+    corpus: Corpus,
+    params: ExtractParams,
+    engine: str,
+    fill_stores: Callable[[Mapping[Split, StateWriter], "TokenProgress"], None],
+    out: Path,
+    report: Reporter,
+) -> HiddenStates:
     """Run the target over every row and keep three aux states and the last one of each token.
 
     A killed run keeps its finished shards; the next one makes the others, and the bytes are those
-    of a run that was never killed.
+    of a run that was never killed. `fill_stores` makes the shards that the stores lack; `engine`
+    is its engine and version.
 
     Raises:
         StoreError: a state is not a number, or kept work is damaged.
@@ -56,9 +78,7 @@ def extract_hidden_states(
     corpus.require_made_from(target, Corpus.home)
     splits = {split: load_rows(Corpus.home / f"{split}.zarr") for split in SPLITS}
     made_from = {target.stage: target.fingerprint, corpus.stage: corpus.fingerprint}
-    work = workspace(
-        "extract", {**made_from, "params": params.model_dump(mode="json"), "engine": engine.name}
-    )
+    work = workspace("extract", {**made_from, "params": params.content, "engine": engine})
     result = work / "result"
     result.mkdir(exist_ok=True)
     headers = {
@@ -67,12 +87,13 @@ def extract_hidden_states(
     sizes = StoreSizes(result, {f"{split}.zarr": header for split, header in headers.items()})
     sizes.require_room()
     progress = TokenProgress(report, sizes.tokens)
-    stores = {}
     with room_for("hidden states", work, sizes.to_come):
-        for split, rows in splits.items():
-            writer = StateWriter(result / f"{split}.zarr", headers[split], rows)
-            fill(writer, rows, engine, split, progress)
-            stores[split] = StateStore.open(writer.path)
+        writers = {
+            split: StateWriter(result / f"{split}.zarr", headers[split], rows)
+            for split, rows in splits.items()
+        }
+        fill_stores(writers, progress)
+        stores = {split: StateStore.open(writer.path) for split, writer in writers.items()}
         states = _record(target, made_from, engine, stores)
         states.save(result)
         publish(result, out)
@@ -117,7 +138,21 @@ class TokenProgress:
 def fill(
     writer: StateWriter, rows: Rows, engine: TargetEngine, split: Split, progress: TokenProgress
 ) -> None:
-    """Make the shards of a store that are not done, each row by one forward pass.
+    """Make the shards of a store that are not done; see `fill_shards`."""
+    header, done = writer.header, writer.done
+    progress.add(sum(_length(header, shard) for shard in done))
+    fill_shards(writer, rows, engine, split, progress, set(range(header.num_shards)) - done)
+
+
+def fill_shards(
+    writer: StateWriter,
+    rows: Rows,
+    engine: TargetEngine,
+    split: Split,
+    progress: TokenProgress,
+    missing: Set[int],
+) -> None:
+    """Make the shards `missing`, each row by one forward pass.
 
     A row that lies across two shards fills the end of one and the start of the next; if only one
     of them is missing, the row is run again for that one.
@@ -126,9 +161,7 @@ def fill(
         StoreError: a state is not a finite number.
     """
     header, open_shards = writer.header, {}
-    missing = set(range(header.num_shards)) - writer.done
-    progress.add(sum(_length(header, shard) for shard in writer.done))
-    for call in calls(rows, header.shard_tokens):
+    for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
         if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
             continue
         tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
@@ -149,16 +182,17 @@ def fill(
     assert not open_shards
 
 
-def calls(rows: Rows, shard_tokens: int) -> Iterator[list[int]]:
+def calls(rows: Rows, shard_tokens: int, among: range | None = None) -> Iterator[list[int]]:
     """Group the rows into calls of the engine: a function of the corpus and the params alone.
 
     So a resumed run makes the same calls as one that was never killed, and an engine that batches
     gives the same bits. A row across shards is a call alone: it is the one that may be needed
-    for a shard whose neighbours are done.
+    for a shard whose neighbours are done. No call holds rows that start in two shards, so the calls
+    for a shard need a look at its own rows (`among`) and no others.
     """
     call: list[int] = []
     tokens = 0
-    for row in range(len(rows)):
+    for row in range(len(rows)) if among is None else among:
         span = rows.span(row)
         across = span.start // shard_tokens != (span.stop - 1) // shard_tokens
         starts_shard = span.start % shard_tokens == 0
@@ -216,8 +250,17 @@ def _length(header: Header, shard: int) -> int:
     return span.stop - span.start
 
 
+def _rows_of(rows: Rows, header: Header, shards: Set[int]) -> range:
+    """Rows from the first that has tokens in one of the shards to the last."""
+    if not shards:
+        return range(0)
+    start, stop = header.span(min(shards)).start, header.span(max(shards)).stop
+    first = int(np.searchsorted(rows.offsets_R1, start, side="right")) - 1
+    return range(first, int(np.searchsorted(rows.offsets_R1, stop, side="left")))
+
+
 def _header(
-    target: TargetModel, rows: Rows, params: ExtractParams, split: Split, engine: TargetEngine
+    target: TargetModel, rows: Rows, params: ExtractParams, split: Split, engine: str
 ) -> Header:
     return Header(
         target=target.source,
@@ -229,7 +272,7 @@ def _header(
         aux_layers=target.aux_layers,
         last=LAST,
         dtype=params.eval_state_dtype if split == "eval" else params.state_dtype,
-        engine=engine.name,
+        engine=engine,
         chunk_tokens=params.chunk_tokens,
         shard_tokens=params.shard_tokens,
     )
@@ -238,7 +281,7 @@ def _header(
 def _record(
     target: TargetModel,
     made_from: dict[str, str],
-    engine: TargetEngine,
+    engine: str,
     stores: dict[Split, StateStore],
 ) -> HiddenStates:
     return HiddenStates(
@@ -247,7 +290,7 @@ def _record(
         hidden_size=target.hidden_size,
         tokens={split: store.header.tokens for split, store in stores.items()},
         dtype={split: store.header.dtype for split, store in stores.items()},
-        engine=engine.name,
+        engine=engine,
         sha256={split: store.sha256 for split, store in stores.items()},
         bytes={split: store.info.bytes for split, store in stores.items()},
         raw_bytes={split: store.info.raw_bytes for split, store in stores.items()},

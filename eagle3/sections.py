@@ -6,7 +6,7 @@ here would change a run that DVC calls up to date.
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -203,6 +203,37 @@ class ExtractParams(Section):
     shard_tokens: Positive = Field(
         description="Tokens per Zarr shard, the unit of writing and resuming."
     )
+    workers: Positive = Field(
+        description="Processes that share the shards, each with its own target; more than one run "
+        "on Ray."
+    )
+    ray_address: str | None = Field(
+        description="HOST:PORT of a Ray cluster's head; null starts Ray here, if workers need it."
+    )
+
+    how_it_runs: ClassVar[frozenset[str]] = frozenset({"workers", "ray_address"})
+    """Keys that change no byte of the store: DVC does not track them, and work goes on under
+    others."""
+
+    @model_validator(mode="after")
+    def _ray_runs_transformers(self) -> Self:
+        if self.on_ray and self.backend != "transformers":
+            raise ValueError(
+                f"extract.workers ({self.workers}) and extract.ray_address ({self.ray_address}) "
+                f"run transformers, but extract.backend is {self.backend}; set it to "
+                "transformers, or workers to 1 and ray_address to null"
+            )
+        return self
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether Ray runs the target, not this process."""
+        return self.workers > 1 or self.ray_address is not None
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The values that decide what is in the store."""
+        return self.model_dump(mode="json", exclude=set(self.how_it_runs))
 
     @model_validator(mode="after")
     def _shards_are_whole_chunks(self) -> Self:

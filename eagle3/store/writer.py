@@ -1,7 +1,8 @@
 """Writing a store of hidden states so that a kill at any instant loses no finished shard.
 
-One process writes a store. A shard is written whole, in one go: its data, made durable; then its
-marker. What has no marker is not there, and is removed by whoever goes on.
+A shard is written whole, in one go: its data, made durable; then its marker. What has no marker is
+not there, and is removed by whoever goes on. One process starts a store; others may then write to
+it, too, each shard by one of them.
 
 Shapes: n tokens of one shard, H target width.
 """
@@ -28,7 +29,7 @@ from eagle3.store.layout import (
     token_ids_sha256,
 )
 from eagle3.store.packing import WRITE_DTYPES, pack
-from eagle3.store.rows import Rows, save_rows
+from eagle3.store.rows import Rows, load_rows, save_rows
 from eagle3.store.seals import Marker
 from eagle3.work import fsync_folder
 
@@ -36,21 +37,33 @@ from eagle3.work import fsync_folder
 class StateWriter:
     """A store that grows shard by shard, in any order."""
 
-    def __init__(self, path: Path, header: Header, rows: Rows) -> None:
+    def __init__(self, path: Path, header: Header, rows: Rows, alone: bool = True) -> None:
         """Start a store at `path`, or go on with the one that is there.
+
+        `alone`: nobody else writes to it now, so what is unfinished is nobody's, and is removed.
 
         Raises:
             StoreError: what is there was made from something else, or is damaged.
         """
-        self.path, self.header, self._rows = path, header, rows
+        self.path, self.header, self.rows = path, header, rows
         if path.exists():
             self._require_same(read_header(path))
         else:
             self._create()
         self._arrays = open_arrays(path, header)
-        self._remove_leftovers()
+        if alone:
+            self.remove_leftovers()
         # Compression leaves Python to the others: a core for each plane of a chunk.
         self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="write-states")
+
+    @classmethod
+    def join(cls, path: Path) -> "StateWriter":
+        """Write to a store that another process started, beside others.
+
+        Raises:
+            StoreError: there is no store.
+        """
+        return cls(path, read_header(path), load_rows(path / ROWS), alone=False)
 
     @property
     def done(self) -> set[int]:
@@ -67,7 +80,7 @@ class StateWriter:
         marker = Marker(
             start=span.start,
             stop=span.stop,
-            token_ids_sha256=token_ids_sha256(self._rows.tokens_N[span]),
+            token_ids_sha256=token_ids_sha256(self.rows.tokens_N[span]),
             files=files,
         )
         marker.save(marker_path(self.path, shard))
@@ -85,7 +98,7 @@ class StateWriter:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
         create_arrays(new, self.header)
-        save_rows(self._rows, new / ROWS)
+        save_rows(self.rows, new / ROWS)
         seal_static_files(new)
         (new / SHARDS).mkdir()
         for path in sorted(new.rglob("*")):
@@ -107,13 +120,18 @@ class StateWriter:
             "remove it, then run `dvc repro extract`"
         )
 
-    def _remove_leftovers(self) -> None:
+    def remove_leftovers(self) -> None:
+        """Remove all that is unfinished; nobody may be writing."""
         for partial in self.path.rglob("*.partial"):
             partial.unlink()
         for shard in set(range(self.header.num_shards)) - self.done:
-            marker_path(self.path, shard).unlink(missing_ok=True)
-            for array in self._arrays.values():
-                array.file(shard).unlink(missing_ok=True)
+            self.clear(shard)
+
+    def clear(self, shard: int) -> None:
+        """Remove what an unfinished shard may have on disk."""
+        marker_path(self.path, shard).unlink(missing_ok=True)
+        for array in self._arrays.values():
+            array.file(shard).unlink(missing_ok=True)
 
 
 def _make_durable(path: Path) -> None:

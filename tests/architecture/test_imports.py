@@ -15,6 +15,7 @@ ONLY_USERS = {
     "dvc": ("tasks/dvc_stage.py",),
     "zarr": ("eagle3/store/",),
     "prefect": ("tasks/", "flows/"),
+    "ray": ("eagle3/ray_workers.py",),
     # Its UnpicklingError alone: torch raises it for a file that weights_only refuses.
     "pickle": ("eagle3/foreign_weights.py",),
 }

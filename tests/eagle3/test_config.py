@@ -216,6 +216,12 @@ def test_shards_of_broken_chunks_are_refused(raw: dict[str, Any]):
     refused(raw, r"extract.shard_tokens \(1500\) must be a multiple of extract.chunk_tokens")
 
 
+@pytest.mark.parametrize("how", [{"workers": 2}, {"ray_address": "head:6379"}])
+def test_vllm_is_not_run_on_ray(raw: dict[str, Any], how: dict[str, Any]):
+    raw["extract"] |= {"backend": "vllm", **how}
+    refused(raw, r"extract.backend is vllm; set it to transformers, or workers to 1 and ray_addr")
+
+
 def test_heads_that_do_not_group_are_refused(raw: dict[str, Any]):
     raw["drafter"] |= {"num_attention_heads": 9, "num_key_value_heads": 2}
     refused(raw, r"drafter.num_attention_heads \(9\) must be a multiple")

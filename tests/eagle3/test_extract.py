@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_corpus import rows_of, save_corpus
 
 from eagle3.artifacts import Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import ExtractParams, TargetParams
@@ -14,7 +15,6 @@ from eagle3.engines.base import RowStates, Sampling
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.errors import ArtifactError, StoreError
 from eagle3.extract import TOKENS_A_CALL, calls, extract_hidden_states
-from eagle3.store.rows import Rows, rows_sha256, save_rows
 from eagle3.store.states import StateStore
 from eagle3.target import bring_target
 
@@ -24,6 +24,8 @@ PARAMS = ExtractParams(
     eval_state_dtype="float32",
     chunk_tokens=4,
     shard_tokens=16,
+    workers=1,
+    ray_address=None,
 )
 LENGTHS: dict[Split, list[int]] = {"train": [5, 9, 6, 20, 3], "validation": [16], "eval": [7, 4]}
 
@@ -59,17 +61,6 @@ class FailingEngine:
         return self.engine.states(rows)
 
 
-def rows_of(lengths: list[int]) -> Rows:
-    count = sum(lengths)
-    return Rows(
-        tokens_N=(np.arange(count) * 7 % 300 + 3).astype(np.int32),
-        loss_mask_N=np.ones(count, np.bool_),
-        offsets_R1=np.cumsum([0, *lengths], dtype=np.int64),
-        domains=("chat",) * len(lengths),
-        row_ids=tuple(f"row{number}" for number in range(len(lengths))),
-    )
-
-
 @pytest.fixture
 def target(
     tiny_target_params: TargetParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -85,17 +76,7 @@ def engine(target: TargetModel, tiny_target_params: TargetParams) -> Transformer
 
 @pytest.fixture
 def corpus(target: TargetModel) -> Corpus:
-    rows = {split: rows_of(lengths) for split, lengths in LENGTHS.items()}
-    for split, each in rows.items():
-        save_rows(each, Corpus.home / f"{split}.zarr")
-    return Corpus(
-        made_from={"target": target.fingerprint},
-        tokens={split: each.num_tokens for split, each in rows.items()},
-        supervised_tokens={split: each.num_tokens for split, each in rows.items()},
-        rows={split: len(each) for split, each in rows.items()},
-        sha256={split: rows_sha256(each) for split, each in rows.items()},
-        counts={},
-    )
+    return save_corpus(target, LENGTHS)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -212,3 +193,19 @@ def test_calls_hold_every_row_once_and_not_too_many_tokens() -> None:
     lengths = np.diff(rows.offsets_R1)
     assert all(lengths[call].sum() <= TOKENS_A_CALL for call in found)
     assert list(calls(replace(rows), 8192)) == found
+
+
+def test_the_calls_for_a_shard_follow_from_its_own_rows() -> None:
+    draw = np.random.default_rng(0)
+    rows = rows_of([*draw.integers(1, 40, size=100).tolist(), 16, 16, 50, 14])
+    everything = list(calls(rows, 16))
+
+    for start in range(0, rows.num_tokens, 16):
+        stop = min(start + 16, rows.num_tokens)
+        own = [
+            row
+            for row in range(len(rows))
+            if rows.span(row).start < stop and rows.span(row).stop > start
+        ]
+        expected = [call for call in everything if set(call) & set(own)]
+        assert list(calls(rows, 16, range(own[0], own[-1] + 1))) == expected

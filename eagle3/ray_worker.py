@@ -1,0 +1,118 @@
+"""One worker of a distributed extraction: its own target, and the shards that it is told to make.
+
+It runs in a process of Ray's, and knows nothing of Ray.
+"""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from eagle3.artifacts import Split, TargetModel
+from eagle3.config import TargetParams
+from eagle3.engines.base import RowStates, Sampling, TargetEngine
+from eagle3.engines.transformers import TransformersEngine
+from eagle3.errors import EngineError
+from eagle3.extract import TokenProgress, fill_shards
+from eagle3.store.writer import StateWriter
+
+
+@dataclass(frozen=True)
+class WorkerJob:
+    """What every worker needs to know."""
+
+    folder: Path
+    """The project's, which every node must see at this path."""
+    target: TargetModel
+    params: TargetParams
+    threads: int
+    """That torch computes with: another number can move the last bit of a float32."""
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """What a worker says of itself when its target is loaded."""
+
+    engine: str
+    host: str
+    process: int
+
+
+class ExtractWorker:
+    """Makes shards, one call each."""
+
+    def __init__(self) -> None:
+        self._writers: dict[Path, StateWriter] = {}
+
+    def open(self, job: WorkerJob) -> WorkerFacts:
+        """Load the target; what cannot be done in a constructor, whose errors Ray garbles.
+
+        Raises:
+            EngineError: this node does not see the project's folder.
+        """
+        host = socket.gethostname()
+        if not job.folder.is_dir():
+            raise EngineError(
+                f"Ray node {host} has no folder {job.folder}; put the project on a file system "
+                "that every node has at this path, or set extract.ray_address to null"
+            )
+        os.chdir(job.folder)
+        torch.set_num_threads(job.threads)
+        self._engine = OneRowAgain(TransformersEngine(job.target, job.params))
+        return WorkerFacts(self._engine.name, host, os.getpid())
+
+    def fill(self, path: Path, split: Split, shard: int) -> None:
+        """Make a shard of the store at `path`, which may have been begun by a worker that died.
+
+        Raises:
+            EngineError: this node does not see the store.
+            StoreError: a state is not a finite number.
+        """
+        if not path.is_dir():
+            raise EngineError(
+                f"Ray node {socket.gethostname()} does not see {path.absolute()}; put the project "
+                "on a file system that the nodes share, or set extract.ray_address to null"
+            )
+        if path not in self._writers:
+            self._writers[path] = StateWriter.join(path)
+        writer = self._writers[path]
+        writer.clear(shard)
+        silent = TokenProgress(Silent(), 0)
+        fill_shards(writer, writer.rows, self._engine, split, silent, {shard})
+
+
+class OneRowAgain:
+    """An engine that need not run a row again for the next shard, if it lies across both.
+
+    Such a row is a call alone; see `eagle3.extract.calls`.
+    """
+
+    def __init__(self, engine: TargetEngine) -> None:
+        self.name, self._engine = engine.name, engine
+        self._row: Sequence[int] = ()
+        self._states: list[RowStates] = []
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        """As the engine does."""
+        return self._engine.generate(prompts, sampling)
+
+    def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
+        """As the engine gives them."""
+        if len(rows) != 1:
+            return self._engine.states(rows)
+        if rows[0] != self._row:
+            self._row, self._states = rows[0], self._engine.states(rows)
+        return self._states
+
+
+class Silent:
+    """A `Reporter` that says nothing: the driver tells how far all workers are together."""
+
+    def progress(self, label: str, done: int, total: int, unit: str) -> None:
+        """Nothing."""
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        """Nothing."""

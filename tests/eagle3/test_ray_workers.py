@@ -1,0 +1,243 @@
+"""Distributed extraction: the bytes of one process, whoever dies on the way."""
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_corpus import save_corpus
+
+from eagle3.artifacts import Corpus, HiddenStates, Split, TargetModel
+from eagle3.config import ExtractParams, TargetParams
+from eagle3.engines.transformers import TransformersEngine
+from eagle3.errors import EngineError, StoreError
+from eagle3.extract import extract_by, extract_hidden_states
+from eagle3.progress import Reporter
+from eagle3.ray_worker import WorkerJob
+from eagle3.ray_workers import ray_workers
+from eagle3.store.rows import load_rows
+from eagle3.target import bring_target
+from tasks.extract import extract
+
+PARAMS = ExtractParams(
+    backend="transformers",
+    state_dtype="bfloat16",
+    eval_state_dtype="float32",
+    chunk_tokens=4,
+    shard_tokens=16,
+    workers=2,
+    ray_address=None,
+)
+# 14, 2 and 2 shards; most rows of train lie across two.
+LENGTHS: dict[Split, list[int]] = {
+    "train": [5, 9, 6, 20, 3, 17, 40, 8, 24, 31, 12, 16, 33],
+    "validation": [16, 5],
+    "eval": [7, 14, 4],
+}
+TOKENS = 224 + 21 + 25
+
+# A cluster of its own process: the tests reach it by its address, as one that others started.
+CLUSTER = """
+import os, sys
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+import ray
+while True:
+    try:
+        ray.init("local", num_cpus=8, include_dashboard=False, object_store_memory=100 * 2**20)
+        break
+    except Exception as error:
+        # Ray gives itself 30 s to start, which a busy machine may not have.
+        if "timed out during startup" not in str(error):
+            raise
+print("address", ray.get_runtime_context().gcs_address, flush=True)
+sys.stdin.read()
+ray.shutdown()
+"""
+
+
+class Listener:
+    """Keeps how far the stage said that it was."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+    def progress(self, label: str, done: int, total: int, unit: str) -> None:
+        self.steps.append((done, total))
+
+    def metrics(self, values: Mapping[str, float], step: int) -> None:
+        raise AssertionError("extraction has no curve")
+
+
+class Killer(Listener):
+    """Kills workers, by the process ids that the log has, once there are shards of theirs."""
+
+    def __init__(self, log: pytest.LogCaptureFixture, all_of_them: bool) -> None:
+        super().__init__()
+        self.log, self.all_of_them = log, all_of_them
+        self.killed: set[int] = set()
+
+    def progress(self, label: str, done: int, total: int, unit: str) -> None:
+        super().progress(label, done, total, unit)
+        if done < 40 or (self.killed and not self.all_of_them):
+            return
+        started = re.findall(r"Ray worker \d: process (\d+) on", self.log.text)
+        for process in set(map(int, started)) - self.killed:
+            os.kill(process, signal.SIGKILL)
+            self.killed.add(process)
+            if not self.all_of_them:
+                return
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs these tests")
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process, process.stdin:
+        yield next(line for line in process.stdout if line.startswith("address")).split()[1]
+
+
+@pytest.fixture
+def target(
+    tiny_target_params: TargetParams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> TargetModel:
+    monkeypatch.chdir(tmp_path)
+    return bring_target(tiny_target_params, TargetModel.home)
+
+
+@pytest.fixture
+def corpus(target: TargetModel) -> Corpus:
+    return save_corpus(target, LENGTHS)
+
+
+@pytest.fixture
+def job(target: TargetModel, tiny_target_params: TargetParams) -> WorkerJob:
+    return WorkerJob(
+        folder=Path.cwd(),
+        target=target,
+        params=tiny_target_params,
+        threads=torch.get_num_threads(),
+    )
+
+
+def extract_on_ray(
+    job: WorkerJob,
+    corpus: Corpus,
+    address: str | None,
+    out: Path,
+    report: Reporter,
+    count: int = PARAMS.workers,
+) -> HiddenStates:
+    with ray_workers(job, count, address, "cpu") as workers:
+        return extract_by(job.target, corpus, PARAMS, workers.engine, workers.fill, out, report)
+
+
+def extract_here(job: WorkerJob, corpus: Corpus, out: Path) -> HiddenStates:
+    engine = TransformersEngine(job.target, job.params)
+    return extract_hidden_states(job.target, corpus, PARAMS, engine, out, Listener())
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """Every file, hidden ones too."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_two_workers_on_this_machine_write_the_bytes_of_one_process(
+    job: WorkerJob, corpus: Corpus
+) -> None:
+    pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs this test")
+    handler = signal.getsignal(signal.SIGTERM)
+    while True:
+        try:
+            shared = extract(job.target, corpus, PARAMS, job.params, Path("shared"))
+            break
+        except Exception as error:
+            # Ray gives itself 30 s to start, which a busy machine may not have.
+            if "timed out during startup" not in str(error):
+                raise
+    one = PARAMS.model_copy(update={"workers": 1})
+
+    assert shared == extract(job.target, corpus, one, job.params, Path("alone"))
+    assert files_of(Path("shared")) == files_of(Path("alone"))
+    # Ray has its own, by which a terminated stage would not say so to MLflow.
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+
+def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
+    cluster: str, job: WorkerJob, corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "eagle3")
+    killer = Killer(caplog, all_of_them=False)
+    shared = extract_on_ray(job, corpus, cluster, Path("shared"), killer)
+
+    assert len(killer.killed) == 1
+    assert re.search(r"Ray worker \d died, others take over", caplog.text)
+    assert killer.steps[-1] == (TOKENS, TOKENS)
+    assert killer.steps == sorted(killer.steps)
+    assert shared == extract_here(job, corpus, Path("alone"))
+    assert files_of(Path("shared")) == files_of(Path("alone"))
+
+
+def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(
+    cluster: str, job: WorkerJob, corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "eagle3")
+    with pytest.raises(EngineError, match=r"all 2 Ray workers died.*run `dvc repro extract`"):
+        extract_on_ray(job, corpus, cluster, Path("states"), Killer(caplog, all_of_them=True))
+    kept = [path.read_bytes() for path in Path(".work").rglob("shards/*.json")]
+    resumed = extract_here(job, corpus, Path("states"))
+
+    assert len(kept) >= 2
+    assert resumed == extract_here(job, corpus, Path("alone"))
+    assert files_of(Path("states")) == files_of(Path("alone"))
+
+
+def test_what_a_worker_refuses_is_said_as_by_one_process(
+    cluster: str, job: WorkerJob, corpus: Corpus
+) -> None:
+    poison(job.target, token=int(load_rows(Corpus.home / "eval.zarr").tokens_N[10]))
+
+    with pytest.raises(StoreError, match=r"row row\d are not finite .*; set target.dtype"):
+        extract_on_ray(job, corpus, cluster, Path("states"), Listener(), count=1)
+
+
+def test_a_node_without_the_projects_folder_is_named(
+    cluster: str, job: WorkerJob, corpus: Corpus, tmp_path: Path
+) -> None:
+    elsewhere = WorkerJob(**{**vars(job), "folder": tmp_path / "elsewhere"})
+
+    with pytest.raises(EngineError, match=r"has no folder .*elsewhere; put the project on a file"):
+        extract_on_ray(elsewhere, corpus, cluster, Path("states"), Listener(), count=1)
+
+
+def test_without_ray_the_extra_is_named(job: WorkerJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with (
+        pytest.raises(EngineError, match=r"run `pip install 'eagle3\[ray\]'`, or set extract"),
+        ray_workers(job, 2, None, "cpu"),
+    ):
+        pass
+
+
+def poison(target: TargetModel, token: int) -> None:
+    """Make the target's embedding of a token not a number."""
+    from safetensors.torch import load_file, save_file
+
+    path = target.folder(TargetModel.home) / "model.safetensors"
+    weights = load_file(path)
+    weights["model.embed_tokens.weight"][token] = float("nan")
+    save_file(weights, path, {"format": "pt"})
