@@ -42,6 +42,8 @@ PARAMS = ExtractParams(
     eval_state_dtype="float32",
     chunk_tokens=32,
     shard_tokens=64,
+    workers=1,
+    ray_address=None,
 )
 ROWS = {"train": 30, "validation": 6, "eval": 6}
 SHORTEST, LONGEST = 5, 60

@@ -28,6 +28,8 @@ PARAMS = ExtractParams(
     eval_state_dtype="float32",
     chunk_tokens=4,
     shard_tokens=16,
+    workers=1,
+    ray_address=None,
 )
 TARGET = TargetModel(
     made_from={},
