@@ -32,10 +32,11 @@ from eagle3.batches import read_batch
 from eagle3.checkpoint import load_drafter
 from eagle3.config import DrafterParams, TrainParams, load_params, parse_size
 from eagle3.drafter import DrafterNet
-from eagle3.kept import BEST, Trainer, open_split
+from eagle3.kept import BEST
 from eagle3.loss import head_loss, predict_target
 from eagle3.progress import ConsoleReporter
 from eagle3.replay import replay_rows
+from eagle3.trainer import Trainer, open_split
 from eagle3.ttt import plan_unrolling, unroll
 
 K = 3
