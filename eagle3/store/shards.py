@@ -2,7 +2,7 @@
 
 A shard is its chunks, each a zstd frame that carries its checksum, and behind them an index: offset
 and length of each chunk, and the crc32c of these. Zarr reads the same bytes to the same values
-(tests/eagle3/store/test_shards.py), at a fraction of the speed, and wrote them at a tenth of it
+(tests/eagle3/store/test_shards.py), but read and wrote them at about a third of the speed
 (docs/decisions/0005-layout-of-the-store.md).
 
 Shapes: n tokens of a range, P bytes of a value, C chunks of a shard.
