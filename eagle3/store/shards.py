@@ -58,7 +58,8 @@ class ShardedArray:
         places = [(chunk, plane) for chunk in range(written) for plane in range(width)]
         index = np.full((chunks, width, 2), NOT_WRITTEN, "<u8")
         path, size, digest = self.file(shard), 0, hashlib.sha256()
-        unfinished = path.with_name(f"{path.name}.partial")
+        # A worker taken for dead may still be at it: until the end each process has its own file.
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
         with unfinished.open("wb") as file:
             frames = pool.map(lambda place: self._frame(values, *place), places)
             for place, frame in zip(places, frames, strict=True):
