@@ -5,7 +5,9 @@
 On the same rows of a finished demo's corpus, in turn, several times: every row through the target's
 decoder (no head, no hooks, nothing kept), every row through the whole model (with its head), and
 the extract stage from rows to a published, synced store. `overhead` is the stage's time over the
-decoder's, less one, of the medians; the seconds of all runs are kept.
+decoder's, less one, of the medians; the seconds of all runs are kept. `overhead_cpu` is the same of
+processor time, which other work on the machine disturbs less, and which leaves waiting for the disk
+out.
 
 Shapes: T tokens of one row.
 """
@@ -60,11 +62,11 @@ def save_corpus(splits: dict[str, Rows], target: TargetModel) -> Corpus:
     )
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Wall time."""
-    started = time.perf_counter()
+def seconds_of(work: Callable[[], object]) -> tuple[float, float]:
+    """Wall time and processor time."""
+    started, cpu = time.perf_counter(), time.process_time()
     work()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - cpu
 
 
 def main() -> None:
@@ -97,7 +99,11 @@ def main() -> None:
         for ids_1T in texts:
             module(input_ids=ids_1T, use_cache=False)
 
-    seconds: dict[str, list[float]] = {"decoder": [], "whole_model": [], "extract": []}
+    seconds: dict[str, list[tuple[float, float]]] = {
+        "decoder": [],
+        "whole_model": [],
+        "extract": [],
+    }
     with TemporaryDirectory(prefix="extract-overhead-") as name:
         os.chdir(name)
         corpus = save_corpus(splits, target)
@@ -114,7 +120,10 @@ def main() -> None:
                 )
             )
         os.chdir(repository)
-    middle = {name: statistics.median(found) for name, found in seconds.items()}
+    middle, middle_cpu = (
+        {name: statistics.median(run[clock] for run in found) for name, found in seconds.items()}
+        for clock in (0, 1)
+    )
     tokens = int(np.sum([rows.num_tokens for rows in splits.values()]))
     facts = {
         "target": target.source,
@@ -122,9 +131,13 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "rows": len(texts),
         "tokens": tokens,
-        "seconds": {name: [round(s, 2) for s in found] for name, found in seconds.items()},
+        "seconds_wall_cpu": {
+            name: [[round(clock, 2) for clock in run] for run in found]
+            for name, found in seconds.items()
+        },
         "tokens_per_s": {name: round(tokens / middle[name]) for name in middle},
         "overhead": round(middle["extract"] / middle["decoder"] - 1, 4),
+        "overhead_cpu": round(middle_cpu["extract"] / middle_cpu["decoder"] - 1, 4),
         "overhead_over_whole_model": round(middle["extract"] / middle["whole_model"] - 1, 4),
     }
     keep("extract_overhead", "smollm2", facts)

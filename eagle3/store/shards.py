@@ -2,7 +2,7 @@
 
 A shard is its chunks, each a zstd frame that carries its checksum, and behind them an index: offset
 and length of each chunk, and the crc32c of these. Zarr reads the same bytes to the same values
-(tests/eagle3/store/test_shards.py), at a fraction of the speed, and wrote them at a tenth of it
+(tests/eagle3/store/test_shards.py), but read and wrote them at about a third of the speed
 (docs/decisions/0005-layout-of-the-store.md).
 
 Shapes: n tokens of a range, P bytes of a value, C chunks of a shard.
@@ -58,7 +58,8 @@ class ShardedArray:
         places = [(chunk, plane) for chunk in range(written) for plane in range(width)]
         index = np.full((chunks, width, 2), NOT_WRITTEN, "<u8")
         path, size, digest = self.file(shard), 0, hashlib.sha256()
-        unfinished = path.with_name(f"{path.name}.partial")
+        # A worker taken for dead may still be at it: until the end each process has its own file.
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
         with unfinished.open("wb") as file:
             frames = pool.map(lambda place: self._frame(values, *place), places)
             for place, frame in zip(places, frames, strict=True):
