@@ -96,6 +96,8 @@ class Killer(Listener):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
+    # Ray asks of a cluster of its own for a token; who connects must be told so before its import.
+    os.environ["RAY_AUTH_MODE"] = "token"
     pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs these tests")
     process = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
