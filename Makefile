@@ -35,7 +35,7 @@ demo: setup ## the whole pipeline on params.yaml, through Prefect
 	$(BIN)/python -m flows.demo
 
 test: lint ## format, lint, types, tests
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 
 lint: setup ## format, lint and types alone
 	$(BIN)/ruff format --check .

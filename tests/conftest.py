@@ -81,6 +81,18 @@ def save_tiny_tokenizer(folder: Path) -> int:
     return len(fast)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let processes share the tests file by file (`make test`).
+
+    Those of flows/ share one Prefect server, and so one process; they take longest, and go first.
+    """
+    flows = Path(__file__).parent / "flows"
+    items.sort(key=lambda item: flows not in item.path.parents)
+    for item in items:
+        group = flows if flows in item.path.parents else item.path
+        item.add_marker(pytest.mark.xdist_group(str(group)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _ctrl_c_reaches_children() -> None:
     """A shell starts background jobs with SIGINT ignored, and children would inherit that."""
