@@ -41,6 +41,7 @@ from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import VocabMaps, full_vocab
 from eagle3.optimizer import adamw, clip_and_update
+from eagle3.throughput import MEASURED_SHAPE as KIMI
 from eagle3.ttt import Batch, Unrolling, plan_unrolling, supervised_predictors, unroll
 
 RESULTS = Path("benchmarks/results/train_step.json")
@@ -49,18 +50,6 @@ GIB = 2**30
 DECAY, MAX_NORM, RATE = 0.8, 0.5, 1e-4
 PACKAGES = ("torch", "triton", "transformers", "speculators", "specforge")
 
-KIMI = DraftShape(
-    hidden_size=7168,
-    vocab_size=163_840,
-    draft_vocab=32_000,
-    intermediate_size=18_432,
-    num_attention_heads=64,
-    num_key_value_heads=64,
-    head_dim=128,
-    rms_norm_eps=1e-5,
-    rope_theta=50_000.0,
-    max_position_embeddings=262_144,
-)
 TINY = replace(
     KIMI,
     hidden_size=64,

@@ -1,12 +1,13 @@
 """The extract stage: states of every token, one pass a row, and a resume that costs little."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from listeners import Listener
 from tiny_corpus import rows_of, save_corpus
 
 from eagle3.artifacts import Corpus, HiddenStates, Split, TargetModel
@@ -28,19 +29,6 @@ PARAMS = ExtractParams(
     ray_address=None,
 )
 LENGTHS: dict[Split, list[int]] = {"train": [5, 9, 6, 20, 3], "validation": [16], "eval": [7, 4]}
-
-
-class Listener:
-    """Keeps what a stage reports."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int, int]] = []
-
-    def progress(self, label: str, done: int, total: int, unit: str) -> None:
-        self.steps.append((done, total))
-
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        raise AssertionError("extraction has no curve")
 
 
 class FailingEngine:

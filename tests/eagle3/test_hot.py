@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
-from toys import NORM_SHAPE, SHAPES
-from toys import TOY_SHAPE as SHAPE
+from toy_batches import MASKS, toy_batch
+from toys import NORM_SHAPE, SHAPES, TOY_SHAPE
 
-from eagle3.attention import Documents
 from eagle3.config import Loss
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.hot.step import HotPath
@@ -16,41 +15,8 @@ from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import VocabMaps
 from eagle3.ttt import Batch, plan_unrolling, unroll
 
-H, V, D, STEPS = 8, 23, 11, 4
+STEPS = 4
 WEIGHTS = [0.8**step for step in range(STEPS)]
-MASKS = ("0001111001110", "0011111", "000010", "00000")
-
-
-Toy = tuple[DrafterNet, Batch, Tensor, TargetHead, VocabMaps]
-
-
-def toy(seed: int, masks: tuple[str, ...], shape: DraftShape = SHAPE) -> Toy:
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    net = DrafterNet(shape).double()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(randn(*parameter.shape) * 0.4)
-    mask = torch.tensor([c == "1" for row in masks for c in row])
-    bounds = [0]
-    for row in masks:
-        bounds.append(bounds[-1] + len(row))
-    batch = Batch(
-        tokens_N=torch.randint(V, (len(mask),), generator=generator),
-        loss_mask_N=mask,
-        aux_N3H=randn(len(mask), 3, H),
-        last_NH=randn(len(mask), H),
-        documents=Documents(tuple(bounds)),
-    )
-    ids = torch.randperm(V, generator=generator)[:D].sort().values
-    kept = torch.zeros(V, dtype=torch.bool)
-    kept[ids] = True
-    maps = VocabMaps(ids - torch.arange(D), kept)
-    head = TargetHead(randn(H).abs(), 1e-5, randn(V, H))
-    return net, batch, randn(V, H), head, maps
 
 
 def plain(
@@ -79,7 +45,7 @@ def plain(
 def test_loss_hits_and_every_gradient_equal_those_of_the_plain_path(
     seed: int, masks: tuple[str, ...]
 ) -> None:
-    net, batch, embedding, head, maps = toy(seed, masks)
+    net, batch, embedding, head, maps = toy_batch(seed, masks)
     nats, hits = plain(net, batch, embedding, head, maps)
     expected = {name: p.grad for name, p in net.named_parameters()}
     net.zero_grad(set_to_none=True)
@@ -102,7 +68,7 @@ def test_loss_hits_and_every_gradient_equal_those_of_the_plain_path(
     ],
 )
 def test_norms_and_losses_equal_those_of_the_plain_path(norms: str, loss: Loss) -> None:
-    net, batch, embedding, head, maps = toy(0, MASKS, SHAPES[norms])
+    net, batch, embedding, head, maps = toy_batch(shape=SHAPES[norms])
     nats, hits = plain(net, batch, embedding, head, maps, loss)
     expected = {name: p.grad for name, p in net.named_parameters()}
     net.zero_grad(set_to_none=True)
@@ -115,7 +81,7 @@ def test_norms_and_losses_equal_those_of_the_plain_path(norms: str, loss: Loss) 
 
 
 def test_a_batch_without_supervision_adds_no_gradient() -> None:
-    net, batch, embedding, head, maps = toy(0, ("0000",))
+    net, batch, embedding, head, maps = toy_batch(masks=("0000",))
     figures = HotPath(net, embedding, head, maps).backward(batch, WEIGHTS)
 
     assert figures.nats_S.tolist() == [0.0] * STEPS
@@ -124,7 +90,7 @@ def test_a_batch_without_supervision_adds_no_gradient() -> None:
 
 
 def test_two_batches_add_their_gradients() -> None:
-    net, batch, embedding, head, maps = toy(0, MASKS)
+    net, batch, embedding, head, maps = toy_batch()
     hot = HotPath(net, embedding, head, maps)
     hot.backward(batch, WEIGHTS)
     once = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
@@ -136,7 +102,7 @@ def test_two_batches_add_their_gradients() -> None:
 
 
 def test_a_frozen_head_gets_no_gradient_and_changes_no_other() -> None:
-    net, batch, embedding, head, maps = toy(0, MASKS)
+    net, batch, embedding, head, maps = toy_batch()
     hot = HotPath(net, embedding, head, maps)
     hot.backward(batch, WEIGHTS)
     expected = {name: p.grad for name, p in net.named_parameters()}
@@ -151,12 +117,12 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "loss"), [(SHAPE, "cross_entropy"), (SHAPE, "lk_alpha"), (NORM_SHAPE, "tv")]
+    ("shape", "loss"), [(TOY_SHAPE, "cross_entropy"), (TOY_SHAPE, "lk_alpha"), (NORM_SHAPE, "tv")]
 )
 def test_bf16_products_keep_float32_gradients_and_stay_near_the_loss(
     shape: DraftShape, loss: Loss
 ) -> None:
-    net, batch, embedding, head, maps = toy(0, MASKS, shape)
+    net, batch, embedding, head, maps = toy_batch(shape=shape)
     exact = HotPath(net, embedding, head, maps, loss).backward(batch, WEIGHTS)
     net.zero_grad(set_to_none=True)
     net.float()

@@ -6,11 +6,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from listeners import Listener
 from tiny_corpus import save_corpus
 
 from eagle3.artifacts import Corpus, HiddenStates, Split, TargetModel
@@ -59,19 +60,6 @@ print("address", ray.get_runtime_context().gcs_address, flush=True)
 sys.stdin.read()
 ray.shutdown()
 """
-
-
-class Listener:
-    """Keeps how far the stage said that it was."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[int, int]] = []
-
-    def progress(self, label: str, done: int, total: int, unit: str) -> None:
-        self.steps.append((done, total))
-
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        raise AssertionError("extraction has no curve")
 
 
 class Killer(Listener):

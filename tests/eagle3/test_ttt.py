@@ -9,50 +9,16 @@ import math
 import pytest
 import torch
 from torch import Tensor
-from toys import SHAPES
-from toys import TOY_SHAPE as SHAPE
+from toy_batches import toy_batch
+from toys import SHAPES, TOY_SHAPE
 
 from eagle3.attention import Documents
-from eagle3.drafter import DrafterNet, DraftShape
+from eagle3.drafter import DrafterNet
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import VocabMaps
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
 
-H, V, D, STEPS, DECAY = 8, 23, 11, 4, 0.8
-# Two turns with glue between them, an answer that ends its row, an answer of one token, no answer.
-MASKS = ("0001111001110", "0011111", "000010", "00000")
-
-
-def toy(
-    seed: int = 0, shape: DraftShape = SHAPE
-) -> tuple[DrafterNet, Batch, Tensor, TargetHead, VocabMaps]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    net = DrafterNet(shape).double()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.copy_(randn(*parameter.shape) * 0.4)
-    mask = torch.tensor([c == "1" for row in MASKS for c in row])
-    bounds = [0]
-    for row in MASKS:
-        bounds.append(bounds[-1] + len(row))
-    count = len(mask)
-    batch = Batch(
-        tokens_N=torch.randint(V, (count,), generator=generator),
-        loss_mask_N=mask,
-        aux_N3H=randn(count, 3, H),
-        last_NH=randn(count, H),
-        documents=Documents(tuple(bounds)),
-    )
-    ids = torch.randperm(V, generator=generator)[:D].sort().values
-    kept = torch.zeros(V, dtype=torch.bool)
-    kept[ids] = True
-    maps = VocabMaps(ids - torch.arange(D), kept)
-    head = TargetHead(randn(H).abs(), 1e-5, randn(V, H))
-    return net, batch, randn(V, H), head, maps
+STEPS, DECAY = 4, 0.8
 
 
 def product_loss(
@@ -100,7 +66,11 @@ def reference_loss(
     w = dict(net.named_parameters())
     layer, attn = "midlayer.", "midlayer.self_attn."
     ids = [i + int(offset) for i, offset in enumerate(maps.d2t_D)]
-    heads, kv, width = SHAPE.num_attention_heads, SHAPE.num_key_value_heads, SHAPE.head_dim
+    heads, kv, width = (
+        TOY_SHAPE.num_attention_heads,
+        TOY_SHAPE.num_key_value_heads,
+        TOY_SHAPE.head_dim,
+    )
     total, hits, count = torch.zeros((), dtype=torch.float64), [0] * STEPS, 0
     for start, stop in zip(batch.documents.bounds, batch.documents.bounds[1:], strict=False):
         tokens = batch.tokens_N[start:stop].tolist()
@@ -163,7 +133,7 @@ def reference_loss(
 
 @pytest.mark.parametrize(("seed", "norms"), [(1, "eagle3"), *enumerate(SHAPES)])
 def test_loss_and_every_gradient_equal_a_slow_reference(seed: int, norms: str) -> None:
-    net, batch, embedding, head, maps = toy(seed, SHAPES[norms])
+    net, batch, embedding, head, maps = toy_batch(seed, shape=SHAPES[norms])
     loss, hits, count = product_loss(net, batch, embedding, head, maps)
     loss.backward()
     gradients = {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
@@ -181,7 +151,7 @@ def test_loss_and_every_gradient_equal_a_slow_reference(seed: int, norms: str) -
 
 
 def test_the_toy_has_targets_outside_the_draft_vocabulary_and_inside() -> None:
-    _, batch, _, head, maps = toy(0)
+    _, batch, _, head, maps = toy_batch()
     predictors = supervised_predictors(batch.loss_mask_N, batch.documents)
     choice = predict_target(head, maps, batch.last_NH[predictors]).choice_U
 
@@ -214,7 +184,7 @@ def test_rows_that_count_in_no_later_step_are_not_computed() -> None:
 
 
 def test_states_and_tokens_outside_a_documents_supervision_do_not_change_the_loss() -> None:
-    net, batch, embedding, head, maps = toy(0)
+    net, batch, embedding, head, maps = toy_batch()
     loss, _, _ = product_loss(net, batch, embedding, head, maps)
     unsupervised = slice(batch.documents.bounds[3], batch.documents.bounds[4])
     batch.aux_N3H[unsupervised] += 5
@@ -227,14 +197,14 @@ def test_states_and_tokens_outside_a_documents_supervision_do_not_change_the_los
 def test_the_loss_is_the_same_however_few_logits_are_held_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    net, batch, embedding, head, maps = toy(0)
+    net, batch, embedding, head, maps = toy_batch()
     whole, hits, _ = product_loss(net, batch, embedding, head, maps)
     whole.backward()
     gradient = net.lm_head.weight.grad
     assert gradient is not None
     kept = gradient.clone()
     net.zero_grad()
-    monkeypatch.setattr("eagle3.loss.LOGITS_AT_ONCE", 2 * D)
+    monkeypatch.setattr("eagle3.loss.LOGITS_AT_ONCE", 2 * TOY_SHAPE.draft_vocab)
     chunked, chunked_hits, _ = product_loss(net, batch, embedding, head, maps)
     chunked.backward()
 
