@@ -35,7 +35,7 @@ demo: setup ## the whole pipeline on params.yaml, through Prefect
 	$(BIN)/python -m flows.demo
 
 test: lint ## format, lint, types, tests
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: setup ## format, lint and types alone
 	$(BIN)/ruff format --check .

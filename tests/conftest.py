@@ -82,15 +82,9 @@ def save_tiny_tokenizer(folder: Path) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let processes share the tests file by file (`make test`).
-
-    Those of flows/ share one Prefect server, and so one process; they take longest, and go first.
-    """
+    """The longest files first, so that processes that share them (`make test`) end together."""
     flows = Path(__file__).parent / "flows"
     items.sort(key=lambda item: flows not in item.path.parents)
-    for item in items:
-        group = flows if flows in item.path.parents else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
 
 
 @pytest.fixture(scope="session", autouse=True)

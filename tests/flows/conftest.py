@@ -1,5 +1,6 @@
 """A real Prefect server, and a DVC project of a few trivial stages for the pipeline to run."""
 
+import contextlib
 import functools
 import json
 import os
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 from tasks.servers import Server, prefect_server
 
@@ -131,7 +133,10 @@ def make_project(folder: Path) -> None:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DVC_ROOT", str(tmp_path_factory.mktemp("prefect")))
-        with prefect_server() as server:
+        with contextlib.ExitStack() as stack:
+            # One at a time among the processes that share the tests: all want the same port.
+            with FileLock(tmp_path_factory.getbasetemp().parent / "prefect-server.lock"):
+                server = stack.enter_context(prefect_server())
             yield server
 
 
