@@ -25,6 +25,7 @@ from eagle3.acceptance import Tally
 from eagle3.artifacts import SPLITS, Corpus, Drafter, DraftVocab, HiddenStates, TargetModel
 from eagle3.config import Params, VocabSize, load_params, parse_size
 from eagle3.engines.base import RowStates, Sampling
+from eagle3.errors import EngineError
 from eagle3.extract import extract_hidden_states
 from eagle3.pair import load_checked_drafter
 from eagle3.progress import ConsoleReporter
@@ -52,8 +53,12 @@ class Stored:
                 self._found[tuple(rows.tokens_N[span].tolist())] = (store, span)
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        """Nothing here answers."""
-        raise NotImplementedError
+        """Refuse: the answers are those of the corpus.
+
+        Raises:
+            EngineError: always.
+        """
+        raise EngineError("stored states cannot answer prompts; take the corpus of the project")
 
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Look each row up."""
