@@ -58,7 +58,10 @@ class Stored:
         Raises:
             EngineError: always.
         """
-        raise EngineError("stored states cannot answer prompts; take the corpus of the project")
+        raise EngineError(
+            f"stored states cannot answer {len(prompts)} prompts ({sampling}); "
+            "take the corpus of the project"
+        )
 
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Look each row up."""
