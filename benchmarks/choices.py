@@ -116,7 +116,8 @@ def acceptance(trainer: Trainer, net: DrafterNet, split: Split) -> list[float]:
     rows, store = open_split(split)
     accepted, counted = [0.0] * K, [0] * K
     for row in range(len(rows)):
-        batch = read_batch(rows, store.read, [row], trainer.device).with_states_as(torch.float32)
+        batch = read_batch(rows, store.read_spans, [row], trainer.device)
+        batch = batch.with_states_as(torch.float32)
         unrolling = plan_unrolling(batch.loss_mask_N, batch.documents, K)
         last_UH = batch.last_NH[unrolling.predictors_U]
         prediction = predict_target(trainer.head, trainer.maps, last_UH, "tv")

@@ -4,18 +4,22 @@ The order is a function of the seed alone, so a resumed run continues where it s
 with any number of processes: each takes its share of a step's micro-batches.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import count, islice
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from eagle3.attention import Documents
-from eagle3.replay import StateReader
 from eagle3.store.rows import Rows
 from eagle3.team import ALONE, Team
 from eagle3.ttt import Batch
+
+SpansReader = Callable[[Sequence[slice]], tuple[Tensor, Tensor]]
+"""Reads ranges of a store's tokens, one behind the other: aux [n, 3, H] and last [n, H]."""
 
 
 def packed_rows(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[tuple[int, ...]]:
@@ -35,25 +39,25 @@ def packed_rows(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterato
             tokens += lengths[row]
 
 
-def read_batch(rows: Rows, read: StateReader, which: Sequence[int], device: torch.device) -> Batch:
+def read_batch(rows: Rows, read: SpansReader, which: Sequence[int], device: torch.device) -> Batch:
     """Read whole rows, lay them end to end and bring them to the device, states as stored."""
     spans = [rows.span(row) for row in which]
-    states = [read(span.start, span.stop) for span in spans]
+    aux_N3H, last_NH = read(spans)
     bounds = np.cumsum([0, *(span.stop - span.start for span in spans)])
     tokens_N = np.concatenate([rows.tokens_N[span] for span in spans]).astype(np.int64)
     loss_mask_N = np.concatenate([rows.loss_mask_N[span] for span in spans])
     return Batch(
-        tokens_N=torch.from_numpy(tokens_N).to(device),
-        loss_mask_N=torch.from_numpy(loss_mask_N).to(device),
-        aux_N3H=torch.cat([aux for aux, _ in states]).to(device, non_blocking=True),
-        last_NH=torch.cat([last for _, last in states]).to(device, non_blocking=True),
+        tokens_N=_bring(torch.from_numpy(tokens_N), device),
+        loss_mask_N=_bring(torch.from_numpy(loss_mask_N), device),
+        aux_N3H=_bring(aux_N3H, device),
+        last_NH=_bring(last_NH, device),
         documents=Documents(tuple(bounds.tolist())),
     )
 
 
 def training_steps(
     rows: Rows,
-    read: StateReader,
+    read: SpansReader,
     *,
     batch_tokens: int,
     accumulate: int,
@@ -64,18 +68,37 @@ def training_steps(
 ) -> Iterator[list[Batch]]:
     """Yield this process's micro-batches of each optimizer step, from step `skip` on.
 
-    They are read one step ahead.
+    They are read one step ahead; a GPU gets them on a stream of their own, while it computes.
     """
     lengths = np.diff(rows.offsets_R1).tolist()
     plan = islice(packed_rows(lengths, batch_tokens, seed), skip * accumulate, None)
+    copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def read_step() -> list[Batch]:
         step = list(islice(plan, accumulate))
-        return [read_batch(rows, read, which, device) for which in team.share(step)]
+        with torch.cuda.stream(copies) if copies else nullcontext():
+            batches = [read_batch(rows, read, which, device) for which in team.share(step)]
+        if copies:
+            copies.synchronize()
+        return batches
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="read-ahead") as reader:
         ahead: Future[list[Batch]] = reader.submit(read_step)
         while True:
             batches = ahead.result()
             ahead = reader.submit(read_step)
+            if copies:
+                _hand_over(batches, torch.cuda.current_stream(device))
             yield batches
+
+
+def _bring(values: Tensor, device: torch.device) -> Tensor:
+    # Only out of pinned memory does a copy leave the processor to others.
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values
+
+
+def _hand_over(batches: list[Batch], stream: torch.cuda.Stream) -> None:
+    """Tell the allocator who uses the tensors now, so that it gives their memory to nobody else."""
+    for batch in batches:
+        for tensor in (batch.tokens_N, batch.loss_mask_N, batch.aux_N3H, batch.last_NH):
+            tensor.record_stream(stream)

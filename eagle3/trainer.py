@@ -109,7 +109,7 @@ class Trainer:
         params = self.params
         batches = training_steps(
             self.train_rows,
-            self.train_store.read,
+            self.train_store.read_spans,
             batch_tokens=params.batch_tokens,
             accumulate=params.accumulate,
             seed=params.seed,

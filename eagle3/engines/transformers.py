@@ -1,6 +1,6 @@
 """The target run in this process by transformers: answers by its own sampling, states by hooks.
 
-Shapes: B prompts, L longest prompt, T tokens of one row, H target width.
+Shapes: B prompts or rows, L longest of them, T tokens of one row, H target width.
 """
 
 import hashlib
@@ -40,6 +40,7 @@ class TransformersEngine:
         self._model.generation_config = transformers.GenerationConfig()
         self._last_layer = target.num_layers
         self._decoder = find_decoder(self._model)
+        self.batches_rows = self._model.device.type == "cuda"
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Continue each prompt; see `TargetEngine`. The prompts are one batch: B x L must fit."""
@@ -58,19 +59,29 @@ class TransformersEngine:
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Hidden states of each row; see `TargetEngine`.
 
-        Row by row, without padding: the states of a row then depend on nothing but the row, to
-        the last bit, whatever is extracted beside it or after a restart.
+        On a CPU row by row, without padding: the states of a row then depend on nothing but the
+        row, to the last bit. A GPU takes the rows as one batch: short rows alone leave it idle.
         """
+        if not rows:
+            return []
+        batches = [list(rows)] if self.batches_rows else [[row] for row in rows]
         with torch.no_grad():
-            return [self._states_of(row) for row in rows]
+            return [states for batch in batches for states in self._states_of(batch)]
 
-    def _states_of(self, row: Sequence[int]) -> RowStates:
-        ids_1T = torch.tensor([row], device=self._model.device)
+    def _states_of(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
+        ids_BL, mask_BL = _right_padded(rows, self._end_ids[0], self._model.device)
+        layers = (*self._aux_layers, self._last_layer)
+        # Rows of one length need no mask, and a masked kernel need not give the same bits.
+        mask = None if bool(mask_BL.all()) else mask_BL
         # The decoder alone: nobody wants the logits, and SmolLM2's head is a fifth of its weights.
-        with capture_states(self._decoder, (*self._aux_layers, self._last_layer)) as states:
-            self._decoder(input_ids=ids_1T, use_cache=False)
-        aux_T3H = torch.stack([states[layer][0] for layer in self._aux_layers], dim=1)
-        return RowStates(aux_T3H.cpu(), states[self._last_layer][0].cpu())
+        with capture_states(self._decoder, layers) as states:
+            self._decoder(input_ids=ids_BL, attention_mask=mask, use_cache=False)
+        aux_BL3H = torch.stack([states[layer] for layer in self._aux_layers], dim=2).cpu()
+        last_BLH = states[self._last_layer].cpu()
+        return [
+            RowStates(aux_BL3H[place, : len(row)], last_BLH[place, : len(row)])
+            for place, row in enumerate(rows)
+        ]
 
     def _generation_config(self, sampling: Sampling) -> transformers.GenerationConfig:
         common: dict[str, Any] = {
@@ -170,6 +181,16 @@ def _left_padded(
         ids_BL[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask_BL[row, longest - len(prompt) :] = 1
     return ids_BL.to(device), mask_BL.to(device)
+
+
+def _right_padded(
+    rows: Sequence[Sequence[int]], pad: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Behind the rows: no token of a row sees the padding, and positions are the row's own."""
+    longest = max(map(len, rows))
+    ids_BL = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
+    lengths_B1 = torch.tensor([[len(row)] for row in rows])
+    return ids_BL.to(device), (torch.arange(longest) < lengths_B1).long().to(device)
 
 
 def _up_to_end(answer: list[int], end_ids: Sequence[int]) -> list[int]:

@@ -4,6 +4,7 @@ Shapes: N tokens of a split, n tokens of a range, H target width.
 """
 
 import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,20 +127,24 @@ class StateStore:
         )
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """States of tokens [start, stop): aux [n, 3, H] and last [n, H].
+        """States of tokens [start, stop): aux [n, 3, H] and last [n, H]; see `read_spans`."""
+        return self.read_spans([slice(start, stop)])
 
-        Their dtype is the header's, but bfloat16 for float8.
+    def read_spans(self, spans: Sequence[slice]) -> tuple[Tensor, Tensor]:
+        """States of some ranges of tokens, one behind the other: aux [n, 3, H] and last [n, H].
+
+        All chunks are decoded side by side. Their dtype is the header's, but bfloat16 for float8.
 
         Raises:
             StoreError: a shard is missing, or its checksums do not hold.
         """
-        assert 0 <= start < stop <= self.header.tokens, (start, stop)
-        found = {name: array.empty(stop - start) for name, array in self._arrays.items()}
-        pieces = [
-            piece
-            for name, array in self._arrays.items()
-            for piece in array.pieces(start, stop, found[name])
-        ]
+        bounds = np.cumsum([0, *(span.stop - span.start for span in spans)]).tolist()
+        found = {name: array.empty(bounds[-1]) for name, array in self._arrays.items()}
+        pieces: list[Callable[[], None]] = []
+        for span, start, stop in zip(spans, bounds[:-1], bounds[1:], strict=True):
+            assert 0 <= span.start < span.stop <= self.header.tokens, span
+            for name, array in self._arrays.items():
+                pieces += array.pieces(span.start, span.stop, found[name][start:stop])
         for _ in self._pool.map(lambda piece: piece(), pieces):
             pass
         return unpack(self.header.dtype, found)

@@ -1,5 +1,6 @@
 """The order in which rows are fed to training."""
 
+from collections.abc import Sequence
 from itertools import islice
 
 import numpy as np
@@ -49,8 +50,8 @@ def test_rows_are_laid_end_to_end_with_their_own_states() -> None:
     aux = torch.arange(9.0)[:, None, None].expand(9, 3, 4)
     last = torch.arange(9.0)[:, None].expand(9, 4) * 10
 
-    def read(start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return aux[start:stop], last[start:stop]
+    def read(spans: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([aux[span] for span in spans]), torch.cat([last[span] for span in spans])
 
     batch = read_batch(rows, read, (2, 0), torch.device("cpu"))
 

@@ -167,6 +167,18 @@ def test_the_states_of_a_row_do_not_depend_on_the_rows_beside_it(
         assert torch.equal(alone.last_TH, states.last_TH)
 
 
+def test_rows_in_one_batch_have_the_states_of_each_alone(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = engine.states(PROMPTS)
+    monkeypatch.setattr(engine, "batches_rows", True)
+
+    assert len({len(row) for row in PROMPTS}) > 1, "rows that need padding"
+    for states, expected in zip(engine.states(PROMPTS), alone, strict=True):
+        torch.testing.assert_close(states.aux_T3H, expected.aux_T3H, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(states.last_TH, expected.last_TH, rtol=1e-4, atol=1e-4)
+
+
 def test_the_decoder_is_found_under_a_multimodal_wrapper(model: Any) -> None:
     vision = torch.nn.Module()
     vision.layers = torch.nn.ModuleList([torch.nn.Linear(24, 24)] * 8)

@@ -56,6 +56,15 @@ def test_any_range_is_read_as_it_was_written(
     assert aux_n3H.dtype == last_nH.dtype == getattr(torch, dtype)
 
 
+def test_ranges_in_any_order_are_read_one_behind_the_other(path: Path) -> None:
+    spans = [slice(40, 64), slice(15, 17), slice(0, 33), slice(15, 17)]
+    aux_n3H, last_nH = StateStore.open(path).read_spans(spans)
+
+    aux_N3H, last_NH = all_states("bfloat16")
+    assert torch.equal(aux_n3H, torch.cat([aux_N3H[span] for span in spans]))
+    assert torch.equal(last_nH, torch.cat([last_NH[span] for span in spans]))
+
+
 def test_the_store_says_what_it_holds(path: Path) -> None:
     store = StateStore.open(path)
 
