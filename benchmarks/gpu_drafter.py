@@ -1,0 +1,257 @@
+"""A drafter on one GPU from nothing but a target: its own questions, answers, states, training.
+
+    python benchmarks/gpu_drafter.py PROJECT --target FOLDER --bench ../shared/data states
+    python benchmarks/gpu_drafter.py PROJECT train 32000 full
+    python benchmarks/gpu_drafter.py PROJECT evaluate 32000 full
+
+The stages of the pipeline without DVC, Prefect and MLflow, for a machine that has none of them,
+over SmolLM2-135M-Instruct and the params of presets/smollm2-135m.yaml changed as `SETTINGS` says.
+The target is asked by itself: it writes the user's turn of a chat under each of three system
+prompts (Magpie, arXiv 2406.08464), and what it asked is then answered under its usual one. Held
+out are the public benchmarks of --bench, none of whose prompts is trained on. Each step says what
+it did in one line of JSON, which is also added to PROJECT/figures.jsonl.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from eagle3.artifacts import Corpus, Drafter, DraftVocab, Evaluation, HiddenStates, TargetModel
+from eagle3.config import PARAMS_FILE, Params, load_params, parse_size
+from eagle3.corpus.build import build_corpus
+from eagle3.corpus.template import ChatTemplate
+from eagle3.engines.base import Sampling
+from eagle3.engines.transformers import TransformersEngine
+from eagle3.evaluate import evaluate_drafter
+from eagle3.extract import extract_hidden_states
+from eagle3.progress import ConsoleReporter
+from eagle3.target import bring_target, end_token_ids, load_tokenizer
+from eagle3.train import train_drafter
+from eagle3.vocab import select_vocab
+
+PRESET = Path(__file__).parents[1] / "presets" / "smollm2-135m.yaml"
+FIGURES = Path("figures.jsonl")
+QUESTIONS = Path("questions.jsonl")
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "target": {"dtype": "bfloat16"},
+    "corpus": {"max_length": 640, "validation_fraction": 0.003, "eval_fraction": 0.0},
+    "extract": {"shard_tokens": 65536, "chunk_tokens": 256},
+    "drafter": {"intermediate_size": 3072},
+    "train": {
+        "ttt_steps": 5,
+        "learning_rate": 1.0e-3,
+        "warmup_steps": 100,
+        "min_learning_rate_ratio": 0.02,
+        "total_steps": 3000,
+        "batch_tokens": 16384,
+        "log_every": 100,
+        "validate_every": 500,
+        "dtype": "bfloat16",
+    },
+    "evaluate": {"loop_prompts": 1},
+}
+
+# A third of the questions each: (system prompt, None for the target's own; label)
+ASKED_AS = (
+    (None, "chat"),
+    ("You are a helpful assistant that solves math word problems step by step.", "math"),
+    ("You are a coding assistant. The user asks you to write Python functions.", "code"),
+)
+QUESTION_TOKENS = 96
+ANSWER_TOKENS = 256
+
+
+def note(what: str, started: float, **figures: Any) -> None:
+    """Say and keep what a step did."""
+    line = json.dumps({"what": what, "seconds": round(time.monotonic() - started, 1), **figures})
+    print(line, flush=True)
+    with FIGURES.open("a") as file:
+        file.write(line + "\n")
+
+
+def write_params(args: argparse.Namespace, benches: Sequence[Path]) -> Params:
+    """PROJECT/params.yaml: the preset, changed."""
+    raw = yaml.safe_load(PRESET.read_text())
+    for section, values in SETTINGS.items():
+        raw[section] |= values
+    config = json.loads((args.target / "config.json").read_text())
+    raw["target"] |= {"source": str(args.target)}
+    raw["target"]["shape"] = {
+        "num_layers": config["num_hidden_layers"],
+        "hidden_size": config["hidden_size"],
+        "vocab_size": config["vocab_size"],
+    }
+    asked = {"kind": "jsonl", "path": str(QUESTIONS), "domain": "self", "split": "by-hash"}
+    held_out = [
+        {"kind": "jsonl", "path": f"{path.stem}.jsonl", "domain": path.stem, "split": "eval"}
+        for path in benches
+    ]
+    raw["corpus"]["sources"] = [source | {"limit": None} for source in (asked, *held_out)]
+    raw["corpus"]["answers"] |= {"max_new_tokens": args.answer_tokens, "batch_size": args.batch}
+    raw["vocab"]["sizes"] = [parse_size(size) for size in args.sizes]
+    if args.device == "cpu":
+        raw["train"]["dtype"] = raw["target"]["dtype"] = "float32"
+    Path(PARAMS_FILE).write_text(yaml.safe_dump(raw))
+    return load_params()
+
+
+def hold_out(bench: Path) -> None:
+    """A benchmark's questions as chats; answers stand for a turn only, the target gives its own."""
+    chats = []
+    for line in bench.read_text().splitlines():
+        turns = json.loads(line)["turns"]
+        messages = [{"role": "user", "content": turns[0]}]
+        for turn in turns[1:]:
+            messages += [{"role": "assistant", "content": "-"}, {"role": "user", "content": turn}]
+        chats.append(json.dumps({"messages": messages}))
+    Path(f"{bench.stem}.jsonl").write_text("\n".join(chats) + "\n")
+
+
+def ask(target: TargetModel, engine: TransformersEngine, count: int, batch: int) -> int:
+    """Let the target write questions into a file; how many came to an end and are new."""
+    template = ChatTemplate(load_tokenizer(target), ends := end_token_ids(target))
+    mark = "Q7QUESTIONQ7"
+    questions: dict[str, None] = {}
+    for system, label in ASKED_AS:
+        turns = [{"role": "system", "content": system}] if system else []
+        turns.append({"role": "user", "content": mark})
+        text = load_tokenizer(target).apply_chat_template(turns, tokenize=False)
+        prompt = template.encode(text.partition(mark)[0])
+        for call in range(-(-count // len(ASKED_AS) // batch)):
+            seed = ASKED_AS.index((system, label)) * 1000 + call
+            sampling = Sampling(1.0, 1.0, QUESTION_TOKENS, seed)
+            for answer in engine.generate([prompt] * batch, sampling):
+                if answer and answer[-1] in ends and len(answer) > 4:
+                    questions[template.decode(answer[:-1]).strip()] = None
+    lines = [json.dumps({"prompt": question}) for question in questions if question]
+    QUESTIONS.write_text("\n".join(lines) + "\n")
+    return len(lines)
+
+
+def states(args: argparse.Namespace) -> None:
+    """Everything before training."""
+    benches = sorted(args.bench.glob("*.jsonl"))
+    params = write_params(args, benches)
+    for bench in benches:
+        hold_out(bench)
+    started = time.monotonic()
+    target = bring_target(params.target, TargetModel.home)
+    engine = TransformersEngine(target, params.target)
+    note("target", started, name=engine.name)
+    started = time.monotonic()
+    asked = ask(target, engine, args.questions, args.batch)
+    note("questions", started, wanted=args.questions, new=asked)
+    started = time.monotonic()
+    corpus = build_corpus(target, params.corpus, engine, Corpus.home, ConsoleReporter())
+    answered = sum(corpus.supervised_tokens.values())
+    note(
+        "answers", started, rows=corpus.rows, tokens=corpus.tokens,
+        answer_tokens=corpus.supervised_tokens,
+        answer_tokens_per_s=answered / (time.monotonic() - started),
+    )  # fmt: skip
+    started = time.monotonic()
+    stored = extract_hidden_states(
+        target, corpus, params.extract, engine, HiddenStates.home, ConsoleReporter()
+    )
+    tokens = sum(stored.tokens.values())
+    note(
+        "states", started, tokens=tokens, ratio=stored.ratio,
+        tokens_per_s=tokens / (time.monotonic() - started),
+    )  # fmt: skip
+    for size in params.vocab.sizes:
+        vocab = select_vocab(target, corpus, params.vocab, size, None, DraftVocab.home(size))
+        note(f"vocab@{size}", started, draft_vocab=vocab.draft_vocab)
+
+
+class Figures(ConsoleReporter):
+    """Progress as ever, and the figures of training kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: dict[str, float] = {}
+
+    def metrics(self, values: Any, step: int) -> None:
+        """Keep the newest of each."""
+        super().metrics(values, step)
+        self.last |= dict(values)
+        print(step, {key: round(value, 4) for key, value in values.items()}, flush=True)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train the drafter of each size."""
+    params = load_params()
+    for name in args.sizes:
+        size = parse_size(name)
+        report, started = Figures(), time.monotonic()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+        drafter = train_drafter(
+            TargetModel.load(TargetModel.home),
+            Corpus.load(Corpus.home),
+            HiddenStates.load(HiddenStates.home),
+            DraftVocab.load(DraftVocab.home(size)),
+            params.drafter,
+            params.train,
+            Drafter.home(size),
+            report,
+        )
+        peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else None
+        note(
+            f"train@{size}", started, best_step=drafter.best_step,
+            acceptance_length_validation_k3=drafter.acceptance_length_validation,
+            trainable=drafter.trainable_parameters, peak_gib=peak, **report.last,
+        )  # fmt: skip
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """Acceptance of each size on what was held out."""
+    params = load_params()
+    for name in args.sizes:
+        size, started = parse_size(name), time.monotonic()
+        evaluate_drafter(
+            TargetModel.load(TargetModel.home),
+            Corpus.load(Corpus.home),
+            HiddenStates.load(HiddenStates.home),
+            Drafter.load(Drafter.home(size)),
+            params.evaluate,
+            params.target,
+            Evaluation.home(size),
+            ConsoleReporter(),
+        )
+        details = json.loads((Evaluation.home(size) / "evaluation.json").read_text())
+        note(f"evaluate@{size}", started, **details)
+
+
+def main() -> None:
+    """Run one step in the project's folder."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("project", type=Path)
+    parser.add_argument("step", choices=("states", "train", "evaluate"))
+    parser.add_argument("sizes", nargs="+", help="draft vocabularies: numbers of tokens, or full")
+    parser.add_argument("--target", type=Path, help="a Hugging Face folder")
+    parser.add_argument("--bench", type=Path, help="folder of held-out questions, *.jsonl")
+    parser.add_argument("--questions", type=int, default=24576, help="to ask the target for")
+    parser.add_argument("--batch", type=int, default=1024, help="answers written at a time")
+    parser.add_argument("--answer-tokens", type=int, default=ANSWER_TOKENS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    args = parser.parse_args()
+    for name in ("target", "bench"):
+        if getattr(args, name):
+            setattr(args, name, getattr(args, name).resolve())
+    args.project.mkdir(parents=True, exist_ok=True)
+    os.chdir(args.project)
+    print(" ".join(["python benchmarks/gpu_drafter.py", *sys.argv[1:]]), flush=True)
+    {"states": states, "train": train, "evaluate": evaluate}[args.step](args)
+
+
+if __name__ == "__main__":
+    main()
