@@ -31,6 +31,8 @@ class Work:
     """Micro-batches of one optimizer step in this process."""
     held: int
     """Micro-batches on the device: those of this step, and those that are read ahead."""
+    recompute: bool
+    """Whether a step keeps its state and what attention needs alone (hot.step.HotPath._again)."""
 
 
 @dataclass(frozen=True)
@@ -113,25 +115,35 @@ def hot_peak(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, 
 
 def _kept(shape: DraftShape, work: Work) -> dict[str, int]:
     """From the forward pass on, until a step's own backward pass."""
-    h, i, q, c = _widths(shape)
+    h, _, q, c = _widths(shape)
     n, s = work.tokens, work.ttt_steps
     # hot.step.First: features, their norm, the embedding's, W_e e of q, k, v; keys and values.
     first = 3 * h + (q + 2 * c) + 2 * c
     return {
-        "states kept for backward": 2 * n * (first + s * (_of_step(h, i, q) + 2 * c)),
+        "states kept for backward": 2 * n * (first + s * (_of_step(shape, work) + 2 * c)),
         "states scored by the head": 2 * n * s * 3 * h,
         "target's probabilities": 2 * n * shape.draft_vocab,
     }
 
 
-def _of_step(h: int, i: int, q: int) -> int:
+def _of_step(shape: DraftShape, work: Work) -> int:
     """Numbers a row that a step frees in its backward pass.
 
-    Its state and that one's norm; queries, attention's output twice (as laid out, and as rows); the
-    sum with the residual and its norm; gate and up side by side; their product. Its keys and values
-    are links of the chain, which end with the batch.
+    Its state; queries, and attention's output as laid out. Its keys and values are links of the
+    chain, which end with the batch.
     """
-    return 2 * h + 3 * q + 2 * h + 2 * i + i
+    h, _, q, _ = _widths(shape)
+    return h + 2 * q + (0 if work.recompute else _again(shape))
+
+
+def _again(shape: DraftShape) -> int:
+    """Numbers a row that a step keeps too, or else computes again.
+
+    The norm of its state; attention's output as rows; the sum with the residual and its norm; gate
+    and up side by side; their product.
+    """
+    h, i, q, _ = _widths(shape)
+    return h + q + 2 * h + 2 * i + i
 
 
 def _scoring(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
@@ -156,7 +168,9 @@ def _in_backward(table: ParameterTable, shape: DraftShape, work: Work) -> dict[s
         gradients -= 4 * 3 * h * h  # fc's comes last
     kept = _kept(shape, work)
     if s > 1:
-        kept["states kept for backward"] -= 2 * n * _of_step(h, i, q)
+        kept["states kept for backward"] -= 2 * n * _of_step(shape, work)
+    if work.recompute:
+        kept["states of the step computed again"] = 2 * n * (_again(shape) - h)
     # chain.Chains: of step 0's keys and values in float32, of the links; meet.Fed: of W_e e; of all
     # states before the head's norm; and of this MLP's two inputs, its product, gate and up.
     numbers = 2 * 2 * c + (s - 1) * 2 * c + (q + 2 * c) + s * h + (2 * h + i + 2 * i)

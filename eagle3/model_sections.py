@@ -73,6 +73,10 @@ class TrainParams(Section):
         description="Processes that share the micro-batches of a step, each on a GPU of its own or "
         "on its part of the CPU's cores."
     )
+    recompute: bool = Field(
+        description="Compute each step again in its backward pass instead of keeping it: longer "
+        "batches fit, and a step takes longer. On a GPU in bfloat16 attention is kept."
+    )
     weight_decay: float = Field(ge=0, description="Of AdamW.")
     beta1: Fraction = Field(description="Of AdamW.")
     beta2: Fraction = Field(description="Of AdamW.")

@@ -145,7 +145,9 @@ def _memory(params: Params, size: VocabSize, shape: DraftShape, gpus: int, hot: 
     table, train = parameter_table(params, size), params.train
     if hot:
         share = train.accumulate // gpus
-        work = Work(train.batch_tokens, train.ttt_steps, share, held=2 * share)
+        work = Work(
+            train.batch_tokens, train.ttt_steps, share, held=2 * share, recompute=train.recompute
+        )
         return Memory(hot_peak(table, shape, work), "")
     parts = fixed_memory(table, train.dtype, hot=False)
     parts["gradients, float32"] = gradient_bytes(table)
@@ -156,7 +158,8 @@ def _time(
     params: Params, shape: DraftShape, trained: bool, tokens: int, gpus: int, results: Path
 ) -> tuple[Time | None, str]:
     train = params.train
-    found = rate(shape, train.batch_tokens, train.ttt_steps, trained, results)
+    work = (train.batch_tokens, train.ttt_steps)
+    found = rate(shape, *work, trained, train.recompute, results)
     if found is None:
         return None, f"{results} is not here or has no record of eagle3; run this in the project"
     basis = found.basis

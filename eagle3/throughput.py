@@ -62,14 +62,26 @@ def step_flops(shape: DraftShape, tokens: int, ttt_steps: int, head_trained: boo
     return 6 * forward + 2 * shape.vocab_size * width * max(tokens - 2, 0)
 
 
+def recompute_flops(shape: DraftShape, tokens: int, ttt_steps: int) -> float:
+    """Operations that `train.recompute` adds: products of a step other than attention, once."""
+    width, queries = shape.hidden_size, shape.num_attention_heads * shape.head_dim
+    keys = 2 * shape.num_key_value_heads * shape.head_dim
+    rows = [max(tokens - 2 - step, 0) for step in range(ttt_steps)]
+    forward = queries * width * rows[0] + (queries + keys) * width * sum(rows[1:])
+    return 2.0 * (forward + (queries + 3 * shape.intermediate_size) * width * sum(rows))
+
+
 def rate(
     shape: DraftShape,
     tokens: int,
     ttt_steps: int,
     head_trained: bool = True,
+    recompute: bool = False,
     results: Path = RESULTS,
 ) -> Rate | None:
     """Look up or scale the rate of one GPU; None where there is no measurement to start from.
+
+    What was measured without recomputation is scaled to it where nothing with it was.
 
     Raises:
         ParamsError: the file of results is damaged.
@@ -88,20 +100,25 @@ def rate(
             )
         ]
         # Of equally near ones the slowest: two runs of a case differ by some percent.
-        return (*far, record["tokens_per_s"])
+        return (record["recompute"] != recompute, *far, record["tokens_per_s"])
+
+    def flops(shape: DraftShape, tokens: int, ttt_steps: int, recompute: bool) -> float:
+        more = recompute_flops(shape, tokens, ttt_steps) if recompute else 0.0
+        return step_flops(shape, tokens, ttt_steps, head_trained) + more
 
     nearest = min(records, key=distance)
-    case = (nearest["tokens"], nearest["ttt"])
+    case = (nearest["tokens"], nearest["ttt"], nearest["recompute"])
     then = replace(MEASURED_SHAPE, draft_vocab=nearest["draft_vocab"])
     name = (
         f"{nearest['device']}, {nearest['date']}: {nearest['tokens_per_s']:,.0f} tokens/s at the "
         f"Kimi-K2.5 shape, TTT {nearest['ttt']}, batches of {nearest['tokens']:,}, draft "
         f"vocabulary {nearest['draft_vocab']:,}, {'trained' if head_trained else 'frozen'} head"
     )
-    if _same_work(shape, then) and case == (tokens, ttt_steps):
+    name += ", recomputation" if nearest["recompute"] else ""
+    if _same_work(shape, then) and case == (tokens, ttt_steps, recompute):
         return Rate(nearest["tokens_per_s"], f"measured on {name}")
-    per_token = step_flops(shape, tokens, ttt_steps, head_trained) / tokens
-    per_token_then = step_flops(then, *case, head_trained) / nearest["tokens"]
+    per_token = flops(shape, tokens, ttt_steps, recompute) / tokens
+    per_token_then = flops(then, *case) / nearest["tokens"]
     scaled = nearest["tokens_per_s"] * per_token_then / per_token
     basis = f"not measured: scaled by operations a token from {name}; a smaller shape reaches less"
     return Rate(scaled, basis)
@@ -127,7 +144,8 @@ def _records(results: Path) -> list[dict[str, Any]]:
     try:
         records = json.loads(results.read_text())
         return [
-            record
+            # Records of before there was a choice.
+            {"recompute": False} | record
             for record in records
             if record["trainer"] == "eagle3"
             and record["supervised"] == 1

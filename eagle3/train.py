@@ -50,8 +50,8 @@ def train_drafter(
     vocab.require_made_from(corpus, DraftVocab.home(vocab.size))
     made_from = {record.stage: record.fingerprint for record in (target, corpus, states, vocab)}
     made_from |= init_from_sha256(params.init_from)
-    # Without the number of processes: a killed run goes on with any.
-    how = params.model_dump(exclude={"processes"})
+    # Without what changes no number of the run: it goes on with any.
+    how = params.model_dump(exclude={"processes", "recompute"})
     chosen = {"drafter": drafter_params.model_dump(), "train": how}
     work = workspace(f"train@{vocab.size}", {**made_from, **chosen})
     trainer = Trainer(target, vocab, drafter_params, params, work, report, team)

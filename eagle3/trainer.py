@@ -77,7 +77,8 @@ class Trainer:
         # wins where its kernels run: bf16 on a GPU.
         self.hot: HotPath | None = None
         if self.device.type == "cuda" and params.dtype == "bfloat16":
-            self.hot = HotPath(self.net, self.embedding_VH, self.head, self.maps, params.loss)
+            given = (self.net, self.embedding_VH, self.head, self.maps)
+            self.hot = HotPath(*given, params.loss, params.recompute)
         self.train_rows, self.train_store = open_split("train")
         self.validation_rows, self.validation_store = open_split("validation")
         self.step = 0
@@ -207,7 +208,7 @@ class Trainer:
             total = torch.zeros((), device=self.device)
             hits, counted = [], []
             for index, (step, state_RH) in enumerate(
-                unroll(self.net, batch, embedding_NH, unrolling)
+                unroll(self.net, batch, embedding_NH, unrolling, self.params.recompute)
             ):
                 hidden_MH = self.net.head_input(state_RH[step.counted_M])
                 nats, agreed = head_loss(

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from eagle3.attention import Chain, Documents, attend_chain
 from eagle3.drafter import DrafterNet
@@ -105,12 +106,20 @@ def plan_unrolling(loss_mask_N: Tensor, documents: Documents, steps: int) -> Unr
 
 
 def unroll(
-    net: DrafterNet, batch: Batch, embedding_NH: Tensor, unrolling: Unrolling
+    net: DrafterNet,
+    batch: Batch,
+    embedding_NH: Tensor,
+    unrolling: Unrolling,
+    recompute: bool = False,
 ) -> Iterator[tuple[Step, Tensor]]:
     """Yield each step with the states of its rows, [R, H], as `DrafterNet.finish` returns them.
 
     Args:
+        net: the drafter.
+        batch: its rows.
         embedding_NH: the target's embedding of the batch's tokens.
+        unrolling: the plan for the batch.
+        recompute: keep what enters a step alone, and run the step again in its backward pass.
     """
     positions_N = batch.documents.positions(embedding_NH.device)
     features_NH = net.fuse(batch.aux_N3H)
@@ -120,8 +129,8 @@ def unroll(
     next_N = torch.arange(len(positions_N), device=embedding_NH.device).add(1)
     next_N[-1] -= 1
     keys_NKE, values_NKE = net.key_value(embedded_NQE[next_N], features_NH, positions_N)
-    state_RH, chain = features_NH, Chain([], [])
-    for index, step in enumerate(unrolling.steps):
+
+    def advance(index: int, step: Step, state_RH: Tensor, chain: Chain) -> tuple[Tensor, Chain]:
         state_RH, chain = state_RH[step.kept_R], chain.keep(step.kept_R)
         embedded_RQE = embedded_NQE[step.rows_R + 1 + index]
         positions_R = positions_N[step.rows_R] + index
@@ -132,7 +141,18 @@ def unroll(
         attended_RAE = attend_chain(
             query_RAE, keys_NKE, values_NKE, chain, step.rows_R, batch.documents
         )
-        state_RH = net.finish(state_RH, attended_RAE)
+        return net.finish(state_RH, attended_RAE), chain
+
+    state_RH, chain = features_NH, Chain([], [])
+    for index, step in enumerate(unrolling.steps):
+        given = (index, step, state_RH, chain)
+        if recompute:
+            # Nothing here is random, so no generator's state is kept.
+            state_RH, chain = checkpoint(
+                advance, *given, use_reentrant=False, preserve_rng_state=False
+            )
+        else:
+            state_RH, chain = advance(*given)
         yield step, state_RH
 
 

@@ -65,7 +65,9 @@ class Where:
 def attend(
     query_RAE: Tensor, key_XKE: Tensor, value_XKE: Tensor, chains: Chains, where: Where
 ) -> Tensor:
-    """Attention of a step's rows: [R, A, E].
+    """Attention of a step's rows, at their packed places; what lies elsewhere means nothing.
+
+    Returns [N, A, E].
 
     Args:
         query_RAE: of the step.
@@ -99,21 +101,20 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(query_NAE, out_NAE, log_z_AN)
         ctx.given = (chains, where)  # type: ignore[attr-defined]
         ctx.rows = len(key_XKE)  # type: ignore[attr-defined]
-        return out_NAE[where.rows_R]
+        return out_NAE
 
     @staticmethod
     def backward(
-        ctx: torch.autograd.function.FunctionCtx, grad_RAE: Tensor
+        ctx: torch.autograd.function.FunctionCtx, grad_NAE: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
         query_NAE, out_NAE, log_z_AN = ctx.saved_tensors  # type: ignore[attr-defined]
         chains, where = ctx.given  # type: ignore[attr-defined]
-        grad_NAE = _laid_out(grad_RAE, chains.core.rows, where.rows_R)
         grad_query_NAE, *grad_first = chains.core.backward(
             grad_NAE, query_NAE, *chains.first, out_NAE, log_z_AN
         )
         chains.add_first_gradients(grad_first)
         if not where.index:
-            key, value = (x[: ctx.rows].to(grad_RAE.dtype) for x in chains.grad_first)  # type: ignore[attr-defined]
+            key, value = (x[: ctx.rows].to(grad_NAE.dtype) for x in chains.grad_first)  # type: ignore[attr-defined]
             return grad_query_NAE[where.rows_R], key, value, None, None
         if chains.grad_links_S2PKE is None:
             chains.grad_links_S2PKE = torch.zeros_like(chains.links_S2PKE)

@@ -1,13 +1,15 @@
 """Loss and gradient of one micro-batch, as `ttt.unroll` and `loss.head_loss` define them.
 
 Shapes: N packed tokens, R rows of a step, M rows that count in it, S steps, H width, C columns of
-queries, keys and values side by side, V target vocabulary.
+queries, keys and values side by side, V target vocabulary, A query heads, E head width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from eagle3.config import Loss
 from eagle3.drafter import DrafterNet
@@ -85,14 +87,19 @@ class HotPath:
         target: TargetHead,
         maps: VocabMaps,
         loss: Loss = "cross_entropy",
+        recompute: bool = False,
     ) -> None:
-        """The products are made in the dtype of `embedding_VH`, the target's, on its device."""
+        """The products are made in the dtype of `embedding_VH`, the target's, on its device.
+
+        With `recompute`, all of a step but its attention is computed again in its backward pass.
+        """
         dtype = embedding_VH.dtype
         attention, mlp, width = net.midlayer.self_attn, net.midlayer.mlp, net.shape.hidden_size
         qkv = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
         gate_up = [mlp.gate_proj.weight, mlp.up_proj.weight]
         self.net, self.dtype, self.device = net, dtype, embedding_VH.device
         self.embedding_VH, self.target, self.loss = embedding_VH, target, loss
+        self.recompute = recompute
         self.ids_D, self.to_draft_V = maps.ids_D.to(self.device), maps.to_draft_V.to(self.device)
         self.fc = Stack([(net.fc.weight, EVERY)], dtype)
         self.embedding_qkv = Stack([(weight, slice(0, width)) for weight in qkv], dtype)
@@ -160,7 +167,6 @@ class HotPath:
 
     def _states(self, batch: Batch, first: First, steps: tuple[Step, ...]) -> list[Tensor]:
         """States [M, H] of the rows that count, as `DrafterNet.finish` gives them, of each step."""
-        weight_H, eps = self.net.midlayer.hidden_norm.weight, self.net.shape.rms_norm_eps
         core = core_for(batch.documents, first.features_NH)
         chains = Chains(core, len(steps), len(steps[1].rows_R) if len(steps) > 1 else 0)
         state_RH, states = first.features_NH, []
@@ -170,25 +176,47 @@ class HotPath:
             token_R = step.rows_R + 1 + index
             state_RH = take(state_RH, step.kept_R)
             if index:
-                hidden_RC = self.hidden_qkv(norm(state_RH, weight_H, eps))
+                hidden_RC = self._again(self._hidden_half, state_RH)
                 parts = (self.query, *self.key_value)
                 query, key, value = meet(first.fed, token_R, hidden_RC, angles, parts)
             else:
-                normed_RH = take(first.normed_NH, step.kept_R)
-                hidden_RC = self.hidden_qkv(normed_RH, self.query.columns)
+                hidden_RC = self._again(self._query_half, first.normed_NH, step.kept_R)
                 (query,) = meet(first.fed, token_R, hidden_RC, angles, (self.query,))
                 key, value = first.key_NC, first.value_NC
             if index > 1:
                 place_R = place_R[step.kept_R]
             query, key, value = (self._heads(x) for x in (query, key, value))
             attended = attend(query, key, value, chains, Where(index, step.rows_R, place_R))
-            state_RH = self._finish(state_RH, attended)
+            state_RH = self._again(self._finish, state_RH, attended, step.rows_R)
             states.append(take(state_RH, step.counted_M))
         return states
 
-    def _finish(self, state_RH: Tensor, attended_RAE: Tensor) -> Tensor:
-        """As `DrafterNet.finish`."""
+    def _again(self, piece: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Run a piece of a step; with `recompute` it keeps its inputs alone, and runs again later.
+
+        A weight's gradient is added where its product goes backward, which happens once either way:
+        the reentrant kind runs the first pass without autograd. `attend` and `meet` must stay
+        outside: their forward passes leave traces (`Chains`, `Fed.pending`).
+        """
+        if not self.recompute:
+            return piece(*inputs)
+        # Nothing here is random, so no generator's state is kept.
+        result: Tensor = checkpoint(piece, *inputs, use_reentrant=True, preserve_rng_state=False)
+        return result
+
+    def _hidden_half(self, state_RH: Tensor) -> Tensor:
+        """W_h h of queries, keys and values: [R, C]."""
+        weight_H, eps = self.net.midlayer.hidden_norm.weight, self.net.shape.rms_norm_eps
+        return self.hidden_qkv(norm(state_RH, weight_H, eps))
+
+    def _query_half(self, normed_NH: Tensor, rows_R: Tensor) -> Tensor:
+        """W_h h of queries, for rows of step 0."""
+        return self.hidden_qkv(take(normed_NH, rows_R), self.query.columns)
+
+    def _finish(self, state_RH: Tensor, attended_NAE: Tensor, rows_R: Tensor) -> Tensor:
+        """As `DrafterNet.finish`, for rows at these packed places of `attended`."""
         eps = self.net.shape.rms_norm_eps
+        attended_RAE = take(attended_NAE, rows_R)
         weight_H = self.net.midlayer.post_attention_layernorm.weight
         total_RH, normed_RH = add_norm(state_RH, self.o(attended_RAE.flatten(1)), weight_H, eps)
         state_RH = total_RH + self.down(swiglu(self.gate_up(normed_RH)))

@@ -74,7 +74,8 @@ def test_planned_memory_is_within_a_tenth_of_the_measured_peak(
     table = parameter_table(kimi, "full" if full else draft_vocab)
     if not record["head_trained"]:
         table = with_frozen_head(table)
-    work = Work(record["tokens"], record["ttt"], accumulate=1, held=1)
+    recompute = record.get("recompute", False)
+    work = Work(record["tokens"], record["ttt"], accumulate=1, held=1, recompute=recompute)
     parts = hot_peak(table, replace(MEASURED_SHAPE, draft_vocab=draft_vocab), work)
 
     assert sum(parts.values()) / 2**30 == pytest.approx(record["peak_gib"], rel=0.1)
@@ -97,6 +98,7 @@ def test_the_plan_of_a_measured_case_has_the_slowest_measured_rate(kimi: Params)
             record["tokens_per_s"]
             for record in MEASURED
             if record["head_trained"]
+            and not record.get("recompute", False)
             and (record["tokens"], record["ttt"], record["draft_vocab"])
             == (8192, 7, size.draft_vocab)
         )
