@@ -7,8 +7,9 @@
 The stages of the pipeline without DVC, Prefect and MLflow, for a machine that has none of them,
 over SmolLM2-135M-Instruct and the params of presets/smollm2-135m.yaml changed as `SETTINGS` says.
 The target is asked by itself: it writes the user's turn of a chat under each of three system
-prompts (Magpie, arXiv 2406.08464), and what it asked is then answered under its usual one. Held
-out are the public benchmarks of --bench, none of whose prompts is trained on. Each step says what
+prompts (Magpie, arXiv 2406.08464), and what it asked is then answered under its usual one; a file
+PROJECT/questions.jsonl that is there stands for its questions. Held out are the public benchmarks
+of --bench, none of whose prompts is trained on. Each step says what
 it did in one line of JSON, which is also added to PROJECT/figures.jsonl.
 """
 
@@ -147,9 +148,10 @@ def states(args: argparse.Namespace) -> None:
     target = bring_target(params.target, TargetModel.home)
     engine = TransformersEngine(target, params.target)
     note("target", started, name=engine.name)
-    started = time.monotonic()
-    asked = ask(target, engine, args.questions, args.batch)
-    note("questions", started, wanted=args.questions, new=asked)
+    if not QUESTIONS.exists():
+        started = time.monotonic()
+        asked = ask(target, engine, args.questions, args.batch)
+        note("questions", started, wanted=args.questions, new=asked)
     started = time.monotonic()
     corpus = build_corpus(target, params.corpus, engine, Corpus.home, ConsoleReporter())
     answered = sum(corpus.supervised_tokens.values())
