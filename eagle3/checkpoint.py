@@ -34,7 +34,7 @@ def save_drafter(
     shape = net.shape
     tensors = {
         name: tensor.detach().to("cpu", torch.bfloat16).contiguous()
-        for name, tensor in net.state_dict().items()
+        for name, tensor in net.named_parameters()
     }
     if shape.draft_vocab != shape.vocab_size:
         tensors |= {"d2t": maps.d2t_D.cpu(), "t2d": maps.t2d_V.cpu()}

@@ -33,6 +33,8 @@ class Work:
     """Micro-batches on the device: those of this step, and those that are read ahead."""
     recompute: bool
     """Whether a step keeps its state and what attention needs alone (hot.step.HotPath._again)."""
+    sharers: int = 1
+    """Processes that each hold a part of weights and moments (`train.sharding`)."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,10 @@ def training_state_bytes(table: ParameterTable) -> int:
     return 12 * table.trainable
 
 
-def fixed_memory(table: ParameterTable, dtype: Dtype, hot: bool) -> dict[str, int]:
-    """Held from the first step to the last, on every GPU."""
+def fixed_memory(
+    table: ParameterTable, dtype: Dtype, hot: bool, sharers: int = 1
+) -> dict[str, int]:
+    """Held from the first step to the last, on every GPU; of what is shared, by so many, a part."""
     network = Network.of(table)
     # The target's whole head: its softmax and argmax are over V (loss.TargetHead).
     embedding, norm = (
@@ -83,8 +87,8 @@ def fixed_memory(table: ParameterTable, dtype: Dtype, hot: bool) -> dict[str, in
         for name in ("target embedding", "target final norm")
     )
     parts = {
-        "weights, float32": 4 * network.all,
-        "AdamW's moments, float32": 8 * network.trained,
+        "weights, float32": -(-4 * network.all // sharers),
+        "AdamW's moments, float32": -(-8 * network.trained // sharers),
         "target's embedding and head": BYTES[dtype] * (2 * embedding.parameters + norm.parameters),
     }
     if hot:
@@ -94,13 +98,27 @@ def fixed_memory(table: ParameterTable, dtype: Dtype, hot: bool) -> dict[str, in
 
 
 def gradient_bytes(table: ParameterTable) -> int:
-    """float32 gradients of all that trains (hot.products.add_gradient)."""
+    """float32 gradients of all that trains (hot.products.add_gradient).
+
+    Each process makes whole ones of its micro-batches; shared are their sums.
+    """
     return 4 * table.trainable
+
+
+def plain_memory(table: ParameterTable, dtype: Dtype, sharers: int) -> dict[str, int]:
+    """What the plain path holds besides states and logits, which nobody measured."""
+    parts = fixed_memory(table, dtype, False, sharers)
+    parts["gradients, float32"] = gradient_bytes(table)
+    if sharers > 1:
+        # fully_shard gathers all weights before a micro-batch, and adds its gradient to the part.
+        parts["weights, gathered"] = 4 * Network.of(table).all
+        parts["gradients, float32"] += -(-gradient_bytes(table) // sharers)
+    return parts
 
 
 def hot_peak(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
     """What the hot path (bfloat16 on a GPU) holds at its fullest moment, part by part."""
-    fixed = fixed_memory(table, "bfloat16", hot=True)
+    fixed = fixed_memory(table, "bfloat16", True, work.sharers)
     # aux and last of every token in bfloat16, its id in int64 and its mask (ttt.Batch)
     fixed["batches, this step's and the next's"] = (
         work.held * work.tokens * (2 * 4 * shape.hidden_size + 9)
@@ -108,9 +126,16 @@ def hot_peak(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, 
     moments = (
         _scoring(table, shape, work),
         _in_backward(table, shape, work),
-        {"gradients, float32": gradient_bytes(table)},
+        _in_update(table, work),
     )
     return fixed | max(moments, key=lambda parts: sum(parts.values()))
+
+
+def _in_update(table: ParameterTable, work: Work) -> dict[str, int]:
+    """Clipping and AdamW; before, sums of gradients are parted one by one (sharded.Sharded)."""
+    gradients = gradient_bytes(table)
+    parts = -(-gradients // work.sharers) if work.sharers > 1 else 0
+    return {"gradients, float32": gradients + parts}
 
 
 def _kept(shape: DraftShape, work: Work) -> dict[str, int]:

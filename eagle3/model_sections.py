@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from eagle3.sections import Device, Dtype, Fraction, Loss, NonNegative, Positive, Section
+from eagle3.sections import Device, Dtype, Fraction, Loss, NonNegative, Positive, Section, Sharding
 
 
 class DrafterParams(Section):
@@ -73,6 +73,10 @@ class TrainParams(Section):
         description="Processes that share the micro-batches of a step, each on a GPU of its own or "
         "on its part of the CPU's cores."
     )
+    sharding: Sharding = Field(
+        description="none: every process holds all float32 weights, gradients and moments; full: "
+        "each holds a part (FSDP2), for drafters too large for one GPU."
+    )
     recompute: bool = Field(
         description="Compute each step again in its backward pass instead of keeping it: longer "
         "batches fit, and a step takes longer. On a GPU in bfloat16 attention is kept."
@@ -112,6 +116,15 @@ class TrainParams(Section):
             raise ValueError(
                 f"train.head is frozen, but train.head_init is {self.head_init}; set head_init to "
                 "target: a head that is not trained is worth what it starts from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_have_several_holders(self) -> Self:
+        if self.sharding == "full" and self.processes == 1:
+            raise ValueError(
+                "train.sharding is full, but train.processes is 1; raise it to the number of GPUs, "
+                "or set train.sharding to none"
             )
         return self
 

@@ -29,6 +29,9 @@ def clip_and_update(optimizer: torch.optim.AdamW, max_norm: float) -> Tensor:
         if parameter.grad is not None
     ]
     norm = nn.utils.get_total_norm(grads, foreach=True)
+    if hasattr(norm, "full_tensor"):
+        # A DTensor, of gradients that lie in parts in several processes.
+        norm = norm.full_tensor()
     # The 1e-6 is that of torch.nn.utils.clip_grad_norm_.
     optimizer.grad_scale = ((norm + 1e-6) / max_norm).clamp(min=1.0)  # type: ignore[attr-defined]
     optimizer.step()

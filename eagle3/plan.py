@@ -15,9 +15,8 @@ from eagle3.footprint import (
     Network,
     Work,
     drafter_bytes,
-    fixed_memory,
-    gradient_bytes,
     hot_peak,
+    plain_memory,
     state_bytes,
     training_state_bytes,
 )
@@ -143,15 +142,19 @@ _PLAIN = (
 
 def _memory(params: Params, size: VocabSize, shape: DraftShape, gpus: int, hot: bool) -> Memory:
     table, train = parameter_table(params, size), params.train
+    sharers = gpus if train.sharding == "full" else 1
     if hot:
         share = train.accumulate // gpus
         work = Work(
-            train.batch_tokens, train.ttt_steps, share, held=2 * share, recompute=train.recompute
+            train.batch_tokens,
+            train.ttt_steps,
+            share,
+            held=2 * share,
+            recompute=train.recompute,
+            sharers=sharers,
         )
         return Memory(hot_peak(table, shape, work), "")
-    parts = fixed_memory(table, train.dtype, hot=False)
-    parts["gradients, float32"] = gradient_bytes(table)
-    return Memory(parts, f"states and logits: {_PLAIN}")
+    return Memory(plain_memory(table, train.dtype, sharers), f"states and logits: {_PLAIN}")
 
 
 def _time(

@@ -19,6 +19,7 @@ Dtype = Literal["float32", "bfloat16"]
 StateDtype = Literal["float32", "bfloat16", "float8"]
 Backend = Literal["transformers", "vllm"]
 Loss = Literal["cross_entropy", "lk_alpha", "tv"]
+Sharding = Literal["none", "full"]
 
 
 class Section(BaseModel):

@@ -62,6 +62,12 @@ class Team:
         """A whole number summed over the team."""
         return int(self.sums([number])[0])
 
+    def largest(self, number: int) -> int:
+        """The largest of the team's whole numbers, none of which is negative."""
+        mine = [0] * self.size
+        mine[self.rank] = number
+        return int(max(self.sums(mine)))
+
     def meet(self) -> None:
         """Wait until all have come here."""
         self.sums([0.0])

@@ -20,7 +20,8 @@ from eagle3.contract import WEIGHTS_FILE
 from eagle3.kept import BEST, NEWEST
 from eagle3.progress import Reporter
 from eagle3.team import ALONE, Team
-from eagle3.trainer import STATE, Trainer
+from eagle3.trainer import Trainer
+from eagle3.training_state import STATE
 from eagle3.warm_start import init_from_sha256
 from eagle3.work import publish, workspace
 
@@ -51,7 +52,7 @@ def train_drafter(
     made_from = {record.stage: record.fingerprint for record in (target, corpus, states, vocab)}
     made_from |= init_from_sha256(params.init_from)
     # Without what changes no number of the run: it goes on with any.
-    how = params.model_dump(exclude={"processes", "recompute"})
+    how = params.model_dump(exclude={"processes", "sharding", "recompute"})
     chosen = {"drafter": drafter_params.model_dump(), "train": how}
     work = workspace(f"train@{vocab.size}", {**made_from, **chosen})
     trainer = Trainer(target, vocab, drafter_params, params, work, report, team)

@@ -9,6 +9,7 @@ Shapes: N packed tokens, U predicting positions, M rows that count, V target voc
 
 import logging
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from eagle3.artifacts import Corpus, DraftVocab, HiddenStates, Split, TargetModel
 from eagle3.batches import training_steps
-from eagle3.checkpoint import load_training_state, save_drafter, save_training_state
+from eagle3.checkpoint import save_drafter
 from eagle3.config import DrafterParams, TrainParams
 from eagle3.device import TORCH_DTYPES, pick_device
 from eagle3.drafter import DraftShape
@@ -31,15 +32,16 @@ from eagle3.optimizer import adamw, clip_and_update
 from eagle3.pace import Pace
 from eagle3.progress import Reporter
 from eagle3.replay import replay_rows
+from eagle3.sharding import place
 from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
 from eagle3.target import read_embedding, read_final_norm, read_head
 from eagle3.team import ALONE, Team
+from eagle3.training_state import resume_state, save_state
 from eagle3.ttt import Batch, plan_unrolling, supervised_predictors, unroll
 
 log = logging.getLogger(__name__)
 
-STATE = "training"
 VALIDATED = "acceptance_length_validation"
 
 
@@ -70,6 +72,7 @@ class Trainer:
         )
         net = first_drafter(shape, params, target.aux_layers, self.maps, norm_H, head_VH)
         self.net = net.to(self.device)
+        self.placement = place(self.net, params.sharding, team, self.device)
         trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
         betas = (params.beta1, params.beta2)
         self.optimizer = adamw(trained, params.learning_rate, betas, params.weight_decay)
@@ -77,8 +80,7 @@ class Trainer:
         # wins where its kernels run: bf16 on a GPU.
         self.hot: HotPath | None = None
         if self.device.type == "cuda" and params.dtype == "bfloat16":
-            given = (self.net, self.embedding_VH, self.head, self.maps)
-            self.hot = HotPath(*given, params.loss, params.recompute)
+            self.use_hot_path()
         self.train_rows, self.train_store = open_split("train")
         self.validation_rows, self.validation_store = open_split("validation")
         self.step = 0
@@ -87,17 +89,24 @@ class Trainer:
         # A signal may come at any instruction; weights are whole except inside an update.
         self._updating = False
 
+    def use_hot_path(self) -> None:
+        """Take steps by the hot path from now on."""
+        net, given = self.placement.net_of_hot_path(), (self.embedding_VH, self.head, self.maps)
+        self.hot = HotPath(net, *given, self.params.loss, self.params.recompute)
+        self.placement.refresh(self.hot)
+
     def run(self) -> None:
         """Train to the last step, from the state of an earlier run if there is one."""
         self._resume()
         self.team.require_same_step(self.step)
         try:
-            # A run may have been stopped between an update and the validation after it.
-            if self._validates and VALIDATED not in (self.curve[-1] if self.curve else {}):
-                self._validate()
-            self._train()
+            with self.placement.holding_signals():
+                # A run may have been stopped between an update and the validation after it.
+                if self._validates and VALIDATED not in (self.curve[-1] if self.curve else {}):
+                    self._validate()
+                self._train()
         except BaseException:
-            if not self._updating and self.curve:
+            if self.placement.stops_alone and not self._updating and self.curve:
                 self._save()
             raise
 
@@ -123,6 +132,7 @@ class Trainer:
             with pace.waiting():
                 micro_batches = next(batches)
             figures = self._update(micro_batches)
+            self.placement.stop_if_told(self._save)
             pace.tokens += self.team.count(sum(len(batch.tokens_N) for batch in micro_batches))
             last = self.step == params.total_steps
             self.report.progress("training", self.step, params.total_steps, "steps")
@@ -149,7 +159,7 @@ class Trainer:
         self._updating = True
         norm = clip_and_update(self.optimizer, self.params.max_grad_norm)
         if self.hot:
-            self.hot.refresh()
+            self.placement.refresh(self.hot)
         figures = {"loss": loss, "learning_rate": rate, "grad_norm": norm.item()}
         figures |= {f"accuracy_step{index}": value for index, value in enumerate(accuracy)}
         self.step += 1
@@ -183,14 +193,16 @@ class Trainer:
                 batch_hits = scored.hits_S
                 batch_counted = torch.tensor(scored.counted, device=self.device)
             else:
-                nats, batch_hits, batch_counted = self.batch_loss(batch)
+                nats, batch_hits, batch_counted = self.placement.run(
+                    partial(self.batch_loss, batch)
+                )
                 part = nats / divisor
                 part.backward()
             loss += part.detach()
             hits += batch_hits
             counted += batch_counted
         if supervised:
-            self.team.sum_gradients(self.net.parameters())
+            self.placement.sum_gradients()
         total, *figures = self.team.sums([*loss[None].tolist(), *hits.tolist(), *counted.tolist()])
         pairs = zip(figures[: len(hits)], figures[len(hits) :], strict=True)
         return total, [agreed / max(rows, 1) for agreed, rows in pairs]
@@ -221,6 +233,10 @@ class Trainer:
 
     def _validate(self) -> None:
         """Replay the validation split; keep this checkpoint if it is the best so far."""
+        with self.placement.whole():
+            self._replay_and_keep()
+
+    def _replay_and_keep(self) -> None:
         k = self.params.validate_draft_tokens
         rows = self.validation_rows
         which = self.team.share(range(len(rows)))
@@ -248,32 +264,17 @@ class Trainer:
         save_drafter(self.net, self.maps, self.aux_layers, folder)
 
     def _save(self) -> None:
-        if not self.team.leads:
-            return
-        trained = {n: p for n, p in self.net.named_parameters() if p.requires_grad}
-        tensors = {f"net.{name}": parameter for name, parameter in trained.items()}
-        for name, parameter in trained.items():
-            for moment, value in self.optimizer.state.get(parameter, {}).items():
-                tensors[f"optimizer.{moment}.{name}"] = value
         facts = {"step": self.step, "curve": self.curve, "best": self.best}
-        save_training_state(self.work / STATE, tensors, facts)
+        state = (self.work, self.net, self.optimizer, self.placement)
+        save_state(*state, facts, self.team.leads)
 
     def _resume(self) -> None:
-        found = load_training_state(self.work / STATE)
-        if found is None:
+        facts = resume_state(self.work, self.net, self.optimizer, self.placement)
+        if facts is None:
             return
-        tensors, facts = found
         self.step, self.curve, self.best = facts["step"], facts["curve"], facts["best"]
-        parameters = dict(self.net.named_parameters())
-        for key, tensor in tensors.items():
-            if key.startswith("net."):
-                parameters[key.removeprefix("net.")].data.copy_(tensor)
-            else:
-                _, moment, name = key.split(".", 2)
-                # AdamW's fused kernel wants its step counts in float32 on the parameter's device.
-                self.optimizer.state[parameters[name]][moment] = tensor.to(self.device)
         if self.hot:
-            self.hot.refresh()
+            self.placement.refresh(self.hot)
         log.info("going on from step %d of %d", self.step, self.params.total_steps)
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from eagle3.cli.output import JsonFlag, answer
 from eagle3.cli.params import params_file
-from eagle3.config import load_params
+from eagle3.config import Sharding, load_params
 
 if TYPE_CHECKING:
     from eagle3.plan import Plan, SizePlan
@@ -25,6 +25,10 @@ def plan(
     gpus: Annotated[
         int | None, typer.Option(min=1, help="GPUs that share a step; by default train.processes.")
     ] = None,
+    sharding: Annotated[
+        Sharding | None,
+        typer.Option(help="Whole weights on every GPU, or parts; by default train.sharding."),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Say what training will take, for each draft vocabulary side by side; nothing is allocated.
@@ -36,6 +40,9 @@ def plan(
 
     path = params_file(preset)
     params = load_params(path)
+    if sharding is not None:
+        train = params.train.model_copy(update={"sharding": sharding})
+        params = params.model_copy(update={"train": train})
     made = plan_training(params, tokens, gpus or params.train.processes)
     title = f"Training as in {path}: {tokens:,} tokens, {made.gpus} GPU(s)"
     facts = {"params": str(path), **asdict(made), "sizes": [_facts(size) for size in made.sizes]}

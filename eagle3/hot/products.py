@@ -30,10 +30,17 @@ class Stack:
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the parameters' values: after every optimizer step."""
-        sizes = [parameter.shape[0] for parameter, _ in self.parts]
+        for parameter, _ in self.parts:
+            self.take_over(parameter, parameter)
+
+    @torch.no_grad()
+    def take_over(self, parameter: Tensor, value_OI: Tensor) -> None:
+        """Take over a parameter's value, if it is one of these."""
+        sizes = [part.shape[0] for part, _ in self.parts]
         pieces = self.weight_OI.split(sizes)
-        for piece, (parameter, columns) in zip(pieces, self.parts, strict=True):
-            piece.copy_(parameter[:, columns])
+        for piece, (part, columns) in zip(pieces, self.parts, strict=True):
+            if part is parameter:
+                piece.copy_(value_OI[:, columns])
 
     def __call__(self, x_NI: Tensor, outputs: slice = EVERY) -> Tensor:
         """x W^T for some of the stack's outputs: [N, O]."""
@@ -58,7 +65,7 @@ def add_gradient(parameter: Tensor, columns: slice, grad_NO: Tensor, x_NI: Tenso
     beta = 1
     if parameter.grad is None:
         # The first product writes instead of adding; only columns that it does not have are zeroed.
-        parameter.grad, beta = torch.empty_like(parameter), 0
+        parameter.grad, beta = parameter.new_empty(parameter.shape), 0
         low, high, _ = columns.indices(parameter.shape[1])
         parameter.grad[:, :low].zero_()
         parameter.grad[:, high:].zero_()

@@ -127,6 +127,11 @@ class HotPath:
         for stack in self.stacks:
             stack.refresh()
 
+    def take_over(self, parameter: Tensor, value_OI: Tensor) -> None:
+        """Take over the value of one of the network's matrices, which is somewhere else."""
+        for stack in self.stacks:
+            stack.take_over(parameter, value_OI)
+
     def backward(self, batch: Batch, step_weights: list[float]) -> StepFigures:
         """Add the gradient of sum_i step_weights[i] * nats_i to the network's parameters."""
         wide = torch.promote_types(self.dtype, torch.float32)

@@ -122,6 +122,11 @@ def test_processes_that_cannot_share_a_step_name_the_number_to_raise(raw: dict[s
     refused(raw, r"train.accumulate \(6\) must be a multiple of train.processes .* to 8 ")
 
 
+def test_parts_for_one_process_name_the_key_to_set(raw: dict[str, Any]):
+    raw["train"] |= {"sharding": "full", "processes": 1}
+    refused(raw, r"raise it to the number of GPUs, or set train\.sharding to none")
+
+
 def test_a_size_named_twice_is_refused(raw: dict[str, Any]):
     raw["vocab"]["sizes"] = [32000, "full", 32000]
     refused(raw, r"vocab.sizes names 32000 twice; name each size once")

@@ -140,6 +140,16 @@ def test_several_gpus_share_time_and_micro_batches(kimi: Params):
     assert four.memory.bytes < one.memory.bytes
 
 
+def test_weights_and_moments_in_parts_take_less_of_every_gpu(kimi: Params):
+    parted = kimi.model_copy(update={"train": kimi.train.model_copy(update={"sharding": "full"})})
+    whole, parts = (plan_training(params, 10**6, 4, RESULTS).sizes for params in (kimi, parted))
+
+    for one, other in zip(whole, parts, strict=True):
+        saved = one.memory.bytes - other.memory.bytes
+        # Three quarters of 4 bytes of weight and 8 of moments; no gradient, no bfloat16 copy.
+        assert saved == pytest.approx(0.75 * 12 * one.trainable, rel=1e-6)
+
+
 def test_gpus_that_cannot_share_a_step_name_the_key_to_raise(kimi: Params):
     with pytest.raises(ParamsError, match=r"set train\.accumulate to a multiple of 3"):
         plan_training(kimi, 10**6, 3, RESULTS)

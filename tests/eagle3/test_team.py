@@ -1,31 +1,22 @@
 """Training in two processes of torchrun (gloo): the gradients, curves and states of one."""
 
-import csv
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from teams import STEP, UNEVEN, curve, gradients, start_two
 from tiny_pipeline import Inputs, make_inputs, train
 
 from eagle3.artifacts import Drafter
-from eagle3.batches import read_batch, training_steps
+from eagle3.batches import training_steps
 from eagle3.config import Params
-from eagle3.hot.step import HotPath
-from eagle3.progress import ConsoleReporter
 from eagle3.team import ALONE, Team
-from eagle3.trainer import Trainer, open_split
+from eagle3.trainer import open_split
 
 SIZE = 128
-STEP = ((0, 1), (2,), (3,), (4, 5))
-"""Rows of the micro-batches of one step."""
-UNEVEN = ((0,), ())
-"""A step whose second process finds nothing to predict."""
 
 # What each process runs: gradients, a whole run, and one that is stopped after step 3.
 PROCESS = """
@@ -36,7 +27,7 @@ from safetensors.torch import save_file
 from eagle3.config import Params
 from eagle3.errors import TrainingError
 from eagle3.team import joined
-from test_team import STEP, UNEVEN, StopAt, gradients
+from teams import STEP, UNEVEN, StopAt, gradients
 from tiny_pipeline import Inputs, train
 
 params = Params.model_validate_json(Path("params.json").read_text())
@@ -60,48 +51,6 @@ with joined(torch.device("cpu"), os.environ) as team:
     except KeyboardInterrupt:
         sys.exit()
 """
-
-
-class StopAt(ConsoleReporter):
-    """Ends training at a step, as a signal's handler does."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.stop = step
-
-    def progress(self, label: str, done: int, total: int, unit: str) -> None:
-        if done == self.stop:
-            raise KeyboardInterrupt
-
-
-def gradients(
-    inputs: Inputs, params: Params, step: tuple[tuple[int, ...], ...], team: Team, hot: bool
-) -> dict[str, torch.Tensor]:
-    """What `Trainer.backward` leaves for micro-batches of these rows; of none, for a masked row."""
-    trainer = Trainer(
-        inputs.target, inputs.vocab, params.drafter, params.train, Path(), ConsoleReporter(), team
-    )
-    if hot:
-        trainer.hot = HotPath(trainer.net, trainer.embedding_VH, trainer.head, trainer.maps)
-    batches = []
-    for part in step:
-        batch = read_batch(
-            trainer.train_rows, trainer.train_store.read_spans, part or (1,), trainer.device
-        )
-        batch.loss_mask_N[:] &= bool(part)
-        batches.append(batch)
-    loss, accuracy = trainer.backward(batches)
-    found = {name: p.grad for name, p in trainer.net.named_parameters() if p.grad is not None}
-    return found | {"loss": torch.tensor([loss, *accuracy], dtype=torch.float64)}
-
-
-def curve(path: Path) -> dict[str, list[float]]:
-    with path.open() as file:
-        points = list(csv.DictReader(file))
-    return {
-        name: [float(point[name]) for point in points if point[name]]
-        for name in ("loss", "grad_norm", "acceptance_length_validation")
-    }
 
 
 @dataclass(frozen=True)
@@ -135,26 +84,11 @@ def runs(
         inputs = make_inputs(params, SIZE)
         two = shutil.copytree(one, one.with_name("two"))
         train(inputs, params)
-        start_two(two, params)
+        both = params.train.model_copy(update={"processes": 2})
+        start_two(two, PROCESS, params.model_copy(update={"train": both}))
         done["runs"] = Runs(inputs, params, two, one)
     monkeypatch.chdir(done["runs"].two)
     return done["runs"]
-
-
-def start_two(folder: Path, params: Params) -> None:
-    both = params.model_copy(update={"train": params.train.model_copy(update={"processes": 2})})
-    (folder / "params.json").write_text(both.model_dump_json())
-    (folder / "process.py").write_text(PROCESS)
-    tests = Path(__file__).parents[1]
-    environ = os.environ | {
-        "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent, Path(__file__).parent))),
-        "OMP_NUM_THREADS": str(torch.get_num_threads()),
-    }
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, "process.py"], cwd=folder, env=environ, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("hot", [False, True], ids=["plain", "hot"])

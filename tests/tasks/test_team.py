@@ -83,10 +83,11 @@ def at_step_3() -> Iterator[tuple["subprocess.Popen[str]", psutil.Process]]:
         leader.wait()
 
 
+@pytest.mark.parametrize("sharding", ["none", "full"])
 def test_a_terminated_run_leaves_a_state_that_one_process_goes_on_from(
-    two: Params, caplog: pytest.LogCaptureFixture
+    two: Params, sharding: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(with_train(two, total_steps=40))
+    write(with_train(two, total_steps=40, sharding=sharding))
     with at_step_3() as (leader, helper):
         leader.send_signal(signal.SIGTERM)
         _, errors = leader.communicate(timeout=60)

@@ -1,0 +1,80 @@
+"""Processes of torchrun that train together, for tests that hold them against one."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from tiny_pipeline import Inputs
+
+from eagle3.batches import read_batch
+from eagle3.config import Params
+from eagle3.progress import ConsoleReporter
+from eagle3.team import Team
+from eagle3.trainer import Trainer
+
+STEP = ((0, 1), (2,), (3,), (4, 5))
+"""Rows of the micro-batches of one step."""
+UNEVEN = ((0,), ())
+"""A step whose second process finds nothing to predict."""
+
+
+class StopAt(ConsoleReporter):
+    """Ends training at a step, as a signal's handler does."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.stop = step
+
+    def progress(self, label: str, done: int, total: int, unit: str) -> None:
+        if done == self.stop:
+            raise KeyboardInterrupt
+
+
+def gradients(
+    inputs: Inputs, params: Params, step: tuple[tuple[int, ...], ...], team: Team, hot: bool
+) -> dict[str, torch.Tensor]:
+    """What `Trainer.backward` leaves for micro-batches of these rows; of none, for a masked row."""
+    trainer = Trainer(
+        inputs.target, inputs.vocab, params.drafter, params.train, Path(), ConsoleReporter(), team
+    )
+    if hot:
+        trainer.use_hot_path()
+    batches = []
+    for part in step:
+        batch = read_batch(
+            trainer.train_rows, trainer.train_store.read_spans, part or (1,), trainer.device
+        )
+        batch.loss_mask_N[:] &= bool(part)
+        batches.append(batch)
+    loss, accuracy = trainer.backward(batches)
+    found = {name: p.grad for name, p in trainer.net.named_parameters() if p.grad is not None}
+    return found | {"loss": torch.tensor([loss, *accuracy], dtype=torch.float64)}
+
+
+def curve(path: Path) -> dict[str, list[float]]:
+    """A run's loss, gradient norm and validated acceptance length, point by point."""
+    with path.open() as file:
+        points = list(csv.DictReader(file))
+    return {
+        name: [float(point[name]) for point in points if point[name]]
+        for name in ("loss", "grad_norm", "acceptance_length_validation")
+    }
+
+
+def start_two(folder: Path, program: str, params: Params) -> None:
+    """Run a program in two processes there; it finds the params in params.json."""
+    (folder / "params.json").write_text(params.model_dump_json())
+    (folder / "process.py").write_text(program)
+    tests = Path(__file__).parent
+    environ = os.environ | {
+        "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent))),
+        "OMP_NUM_THREADS": str(torch.get_num_threads()),
+    }
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*launcher, "process.py"], cwd=folder, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
