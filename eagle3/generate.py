@@ -6,6 +6,7 @@ those of these steps, and rejected drafts are taken out of both caches.
 Shapes: N new tokens, H target width, V target vocabulary, D draft vocabulary.
 """
 
+import inspect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,9 @@ class TargetDecoder:
         self.model = model
         self.aux_layers = tuple(aux_layers)
         self.cache = DynamicCache()
+        # transformers 5.17 says `past_key_values`, 5.24 `cache`; each swallows the other's name.
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
 
     @property
     def length(self) -> int:
@@ -72,7 +76,8 @@ class TargetDecoder:
         """Append N tokens: logits [N, V] in float32 and aux states [N, 3, H] of each."""
         ids_1N = torch.tensor([list(tokens)], device=self.model.device)
         with capture_states(self.model, self.aux_layers) as captured:
-            logits_1NV = self.model(input_ids=ids_1N, cache=self.cache, use_cache=True).logits
+            given = {self._cache_name: self.cache, "use_cache": True}
+            logits_1NV = self.model(input_ids=ids_1N, **given).logits
         aux_N3H = torch.stack([captured[layer][0] for layer in self.aux_layers], dim=1)
         return logits_1NV[0].float(), aux_N3H
 

@@ -53,7 +53,10 @@ def test_losses_and_gradients_are_those_of_float32(
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 1.0
             parameter.copy_((parameter * 2.5 * scale).bfloat16())
     net.lm_head.weight.requires_grad_(not frozen)
-    narrow = [x.bfloat16().cuda() for x in (embedding, head.norm_H, head.head_VH * 0.1)]
+    # Longer rows, so that the target's argmax has a draft id: a near-tie with a token that has none
+    # counts a row in one precision and not in the other.
+    head.head_VH[maps.ids_D] *= 3
+    narrow = [x.bfloat16().cuda() for x in (embedding, head.norm_H, head.head_VH * 0.03)]
     batch = replace(
         batch,
         tokens_N=batch.tokens_N.cuda(),
@@ -84,4 +87,5 @@ def test_losses_and_gradients_are_those_of_float32(
             assert here is None, name
             continue
         error = (here - expected).norm() / expected.norm()
-        assert error < 0.04, f"{name}: off by {error:.3f}"
+        # The gradients of tv and lk_alpha jump where the drafter's probability passes the target's.
+        assert error < (0.03 if loss == "cross_entropy" else 0.08), f"{name}: off by {error:.3f}"
