@@ -6,6 +6,8 @@ The same step, of one micro-batch for each of `--processes` processes, is taken 
 all with whole weights (`train.sharding: none`), and by all with a part of them each (`full`). The
 step is that of benchmarks/train_step.py, by the hot path, with the sum of the gradients.
 
+One case alone: torchrun --nproc-per-node 2 benchmarks/team_step.py --member full --out FILE
+
 efficiency is the time of one process over `processes` times the time of all: 1 if sharing is free.
 gradient_difference is the largest relative error over the parameters, |g - h| / |h|, where h is
 the gradient that the first process makes of all micro-batches alone, before anything is shared.
@@ -217,7 +219,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--member", choices=("none", "full"), help=argparse.SUPPRESS)
+    parser.add_argument("--member", choices=("none", "full"), help="take part in one case")
     return parser.parse_args()
 
 

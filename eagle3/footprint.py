@@ -196,6 +196,8 @@ def _in_backward(table: ParameterTable, shape: DraftShape, work: Work) -> dict[s
         kept["states kept for backward"] -= 2 * n * _of_step(shape, work)
     if work.recompute:
         kept["states of the step computed again"] = 2 * n * (_again(shape) - h)
+    # The head's norm has gone backward, and with it what it read: all steps' states.
+    kept["states scored by the head"] -= 2 * n * s * h
     # chain.Chains: of step 0's keys and values in float32, of the links; meet.Fed: of W_e e; of all
     # states before the head's norm; and of this MLP's two inputs, its product, gate and up.
     numbers = 2 * 2 * c + (s - 1) * 2 * c + (q + 2 * c) + s * h + (2 * h + i + 2 * i)
