@@ -25,7 +25,7 @@ from eagle3.store.layout import (
 )
 from eagle3.store.packing import unpack
 from eagle3.store.place import Place
-from eagle3.store.pointer import Pointer, Where, is_url, place_of
+from eagle3.store.pointer import POINTER, Pointer, Where, is_url, place_of
 from eagle3.store.rows import Rows, load_rows, rows_sha256
 from eagle3.store.seals import Seal, damaged
 
@@ -95,7 +95,14 @@ class StateStore:
         pointer = None if is_url(where) else Pointer.find(Path(where))
         if pointer is None:
             return cls(place_of(where))
-        store = cls(place_of(pointer.url))
+        try:
+            store = cls(place_of(pointer.url))
+        except StoreError as error:
+            # DVC sees the pointer alone, and calls it up to date.
+            what = str(error).replace("`dvc repro extract`", "`dvc repro --force extract`")
+            raise StoreError(
+                f"{Path(where) / POINTER} points to hidden states, but {what}"
+            ) from error
         pointer.require(Path(where), store.header.fingerprint, store.sha256)
         return store
 

@@ -185,6 +185,11 @@ def test_a_folder_that_points_to_a_store_opens_that_and_no_other(
         StoreError, match=r"other hidden states .*remote.json names .*dvc repro --fo"
     ):
         StateStore.open(tmp_path / "train.zarr")
+    pointer.model_copy(update={"url": "s3://states/gone/train.zarr"}).save(tmp_path / "train.zarr")
+    with pytest.raises(
+        StoreError, match=r"remote.json points .*gone.*; run `dvc repro --force extr"
+    ):
+        StateStore.open(tmp_path / "train.zarr")
     (tmp_path / "train.zarr" / POINTER).write_text("{")
     with pytest.raises(
         StoreError, match=r"remote.json names no store; run `dvc repro --force extr"
