@@ -2,6 +2,7 @@
 
 import logging
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,11 +87,15 @@ class Requests(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.INFO)
         self.seen: list[str] = []
+        self.killed_by: dict[str, subprocess.Popen[bytes]] = {}
+        """Processes that are killed when a request is answered."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # The line may be in colours.
         if found := re.search(r"([A-Z]+) /states/?(\S*) HTTP", record.getMessage()):
             self.seen.append(f"{found[1]} {found[2]}")
+            if victim := self.killed_by.get(self.seen[-1]):
+                victim.kill()
 
     @classmethod
     @contextmanager

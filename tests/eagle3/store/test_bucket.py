@@ -1,6 +1,9 @@
 """A store in a bucket: the files and states of one on the disk, whole after any stop."""
 
 import logging
+import os
+import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +93,29 @@ def test_whatever_was_put_when_a_run_was_killed_it_goes_on_to_the_same_objects(
         }
         write_toy_store(URL)
         assert bucket.content(STORE) == files_of(local), put[count]
+
+
+def test_a_process_killed_while_it_puts_loses_no_finished_shard(
+    bucket: TestBucket, local: Path
+) -> None:
+    program = (
+        "from toy_store import write_toy_store; write_toy_store('s3://states/kill/train.zarr')"
+    )
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
+    for last in ("aux/c.0.0.0.0", "last/c.2.0.0"):
+        with Requests.listening() as requests:
+            victim = subprocess.Popen([sys.executable, "-c", program], env=environment)
+            requests.killed_by[f"PUT kill/train.zarr/{last}"] = victim
+            assert victim.wait() == -signal.SIGKILL
+    assert {"shards/00000.json", "shards/00001.json"} <= set(bucket.content("kill/train.zarr"))
+    assert "shards/00002.json" not in bucket.content("kill/train.zarr")
+
+    with Requests.listening() as requests:
+        write_toy_store("s3://states/kill/train.zarr")
+    assert bucket.content("kill/train.zarr") == files_of(local)
+    again = [line for line in requests.seen if line.startswith("PUT ")]
+    assert not any("c.0." in line or "c.1." in line for line in again)
 
 
 @pytest.mark.parametrize("name", ["shards/00001.json", "aux/c.1.0.0.0", "last/c.1.0.0"])
