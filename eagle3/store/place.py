@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from eagle3.artifacts import file_sha256
+from eagle3.errors import StoreError
 from eagle3.work import fsync_folder
 
 
@@ -131,7 +132,15 @@ class Folder:
             partial.unlink()
 
     def make(self, build: Callable[[Path], None], last: str) -> None:
-        """Build beside the place and rename the whole folder, so that in its place it is whole."""
+        """Build beside the place and rename the whole folder, so that in its place it is whole.
+
+        Raises:
+            StoreError: something else is in the place.
+        """
+        if self.path.exists():
+            raise StoreError(
+                f"{self.path} holds no hidden states; remove it, then run `dvc repro extract`"
+            )
         new = self.path.with_name(f".{self.path.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)

@@ -191,8 +191,9 @@ def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
 
 
 def test_workers_put_their_shards_into_a_bucket_themselves(
-    cluster: str, bucket: TestBucket, job: WorkerJob, corpus: Corpus
+    cluster: str, bucket: TestBucket, job: WorkerJob
 ) -> None:
+    corpus = save_corpus(job.target, {"train": [20, 9, 11], "validation": [5], "eval": [7]})
     there = PARAMS.model_copy(update={"store": "s3://states/ray"})
     with ray_workers(job, 2, cluster, "cpu") as workers:
         shared = extract_by(

@@ -166,6 +166,12 @@ def test_a_store_made_from_something_else_is_not_continued(
         StateWriter(path, toy_header(**changes), toy_rows())
 
 
+def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "train.zarr").mkdir()
+    with pytest.raises(StoreError, match=r"holds no hidden states; remove it, then run `dvc repro"):
+        write_toy_store(tmp_path / "train.zarr")
+
+
 def test_what_a_kill_left_behind_is_removed_and_written_again(path: Path) -> None:
     expected = files_of(path)
     (path / marker_name(1)).unlink()
