@@ -15,10 +15,9 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from eagle3.artifacts import Corpus, HiddenStates
-from eagle3.batches import packed_rows, read_batch
+from eagle3.batches import packed_rows
 from eagle3.config import load_params
 from eagle3.store.pointer import Pointer, place_of
 from eagle3.store.rows import load_rows
@@ -57,12 +56,14 @@ def main() -> None:
     pointer = Pointer.find(folder)
     where = pointer.url if pointer else folder
     place = counting(type(place_of(where)))(where)
-    store = StateStore(place)
+    store = StateStore.at(place)
     lengths = np.diff(rows.offsets_R1).tolist()
     plan = packed_rows(lengths, params.batch_tokens, params.seed)
     started, tokens = time.monotonic(), 0
     for which in islice(plan, args.batches):
-        tokens += len(read_batch(rows, store.read, which, torch.device("cpu")).tokens_N)
+        for row in which:
+            span = rows.span(row)
+            tokens += len(store.read(span.start, span.stop)[1])
     seconds = time.monotonic() - started
     facts = {
         "store": str(place),

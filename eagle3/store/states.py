@@ -16,6 +16,7 @@ from eagle3.errors import StoreError
 from eagle3.store.layout import (
     DESCRIPTION,
     ROWS,
+    Header,
     marker_name,
     open_arrays,
     read_header,
@@ -27,7 +28,7 @@ from eagle3.store.packing import unpack
 from eagle3.store.place import Place
 from eagle3.store.pointer import POINTER, Pointer, Where, is_url, place_of
 from eagle3.store.rows import Rows, load_rows, rows_sha256
-from eagle3.store.seals import Seal, damaged
+from eagle3.store.seals import Marker, Seal, damaged
 
 
 @dataclass(frozen=True)
@@ -64,24 +65,10 @@ class StoreInfo:
 class StateStore:
     """Hidden states of one split, token for token with the corpus rows. Threads may share one."""
 
-    def __init__(self, place: Place) -> None:
-        """Open a finished store, as `open` does."""
-        self._place, sizes = place, place.sizes()
-        self.header = read_header(place, sizes)
+    def __init__(self, place: Place, header: Header, markers: list[Marker]) -> None:
+        self._place, self.header, self._markers = place, header, markers
+        self._arrays = open_arrays(place, header)
         self._pool = ThreadPoolExecutor(place.readers, thread_name_prefix="read-states")
-        shards = range(self.header.num_shards)
-        found = list(self._pool.map(lambda shard: read_marker(place, shard), shards))
-        self._markers = [marker for marker in found if marker is not None]
-        if len(self._markers) < len(shards):
-            raise StoreError(
-                f"{place} is unfinished: {len(self._markers)} of its {len(shards)} shards are "
-                "done; run `dvc repro extract`"
-            )
-        for marker in self._markers:
-            for name, seal in marker.files.items():
-                if what := seal.size_fault(sizes, name):
-                    raise damaged(place.file(name), what)
-        self._arrays = open_arrays(place, self.header)
 
     @classmethod
     def open(cls, where: Where) -> "StateStore":
@@ -94,9 +81,9 @@ class StateStore:
         """
         pointer = None if is_url(where) else Pointer.find(Path(where))
         if pointer is None:
-            return cls(place_of(where))
+            return cls.at(place_of(where))
         try:
-            store = cls(place_of(pointer.url))
+            store = cls.at(place_of(pointer.url))
         except StoreError as error:
             # DVC sees the pointer alone, and calls it up to date.
             what = str(error).replace("`dvc repro extract`", "`dvc repro --force extract`")
@@ -105,6 +92,26 @@ class StateStore:
             ) from error
         pointer.require(Path(where), store.header.fingerprint, store.sha256)
         return store
+
+    @classmethod
+    def at(cls, place: Place) -> "StateStore":
+        """Open a finished store; see `open`."""
+        sizes = place.sizes()
+        header = read_header(place, sizes)
+        shards = range(header.num_shards)
+        with ThreadPoolExecutor(place.readers) as pool:
+            found = list(pool.map(lambda shard: read_marker(place, shard), shards))
+        markers = [marker for marker in found if marker is not None]
+        if len(markers) < len(shards):
+            raise StoreError(
+                f"{place} is unfinished: {len(markers)} of its {len(shards)} shards are done; "
+                "run `dvc repro extract`"
+            )
+        for marker in markers:
+            for name, seal in marker.files.items():
+                if what := seal.size_fault(sizes, name):
+                    raise damaged(place.file(name), what)
+        return cls(place, header, markers)
 
     @staticmethod
     def is_at(where: Where) -> bool:
