@@ -42,6 +42,7 @@ PARAMS = ExtractParams(
     eval_state_dtype="float32",
     chunk_tokens=32,
     shard_tokens=64,
+    store=None,
     workers=1,
     ray_address=None,
 )

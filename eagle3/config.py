@@ -3,6 +3,7 @@
 The sections themselves are in eagle3/sections.py and eagle3/model_sections.py.
 """
 
+import re
 from pathlib import Path
 from typing import Any, Self
 
@@ -154,5 +155,7 @@ def _fault(fault: Any) -> str:
         return f"{key}: unknown key (value {fault['input']!r}); remove it or mend its spelling"
     if fault["type"] == "missing":
         return f"{key}: missing; presets/*.yaml show a value"
-    found = "" if isinstance(fault["input"], dict) else f" (found {fault['input']!r})"
+    # A password in a URL must not go into the log.
+    shown = re.sub(r"//[^/@\s]*@|\?[^'\s]*", "...", repr(fault["input"]))
+    found = "" if isinstance(fault["input"], dict) else f" (found {shown})"
     return f"{key}: {message}{found}"

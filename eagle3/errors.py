@@ -29,6 +29,10 @@ class StoreError(ArtifactError):
     """A Zarr store is damaged, unfinished or belongs to another target or corpus."""
 
 
+class StorageError(Eagle3Error):
+    """Object storage that cannot be reached, or does not let us in."""
+
+
 class VocabError(Eagle3Error):
     """A draft vocabulary cannot be built, or its maps do not agree."""
 

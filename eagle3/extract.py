@@ -1,7 +1,7 @@
 """The extract stage: the target reads the corpus once, and its hidden states are kept.
 
 One engine in this process fills the stores (`extract_hidden_states`), or several workers elsewhere
-do (`extract_by`, with eagle3.ray_workers): the bytes are the same.
+do (`extract_by`, with eagle3.ray_workers): the bytes are the same, on the disk or in a bucket.
 
 Shapes: n tokens of one shard, T tokens of one row, H target width.
 """
@@ -21,9 +21,9 @@ from eagle3.config import ExtractParams
 from eagle3.engines.base import RowStates, TargetEngine
 from eagle3.errors import StoreError
 from eagle3.progress import Reporter
+from eagle3.store.homes import StoreHomes
 from eagle3.store.layout import Header
 from eagle3.store.rows import Rows, load_rows, rows_sha256
-from eagle3.store.size import StoreSizes
 from eagle3.store.states import StateStore
 from eagle3.store.writer import StateWriter
 from eagle3.work import publish, room_for, workspace
@@ -72,6 +72,7 @@ def extract_by(
     Raises:
         StoreError: a state is not a number, or kept work is damaged.
         ArtifactError: the corpus is damaged or of another target.
+        StorageError: extract.store cannot be reached; finished shards are kept there.
         DiskFullError: too little room, said before anything is written, or none left after all;
             finished shards are kept.
     """
@@ -82,18 +83,16 @@ def extract_by(
     result = work / "result"
     result.mkdir(exist_ok=True)
     headers = {
-        split: _header(target, rows, params, split, engine) for split, rows in splits.items()
+        f"{split}.zarr": _header(target, rows, params, split, engine)
+        for split, rows in splits.items()
     }
-    sizes = StoreSizes(result, {f"{split}.zarr": header for split, header in headers.items()})
-    sizes.require_room()
-    progress = TokenProgress(report, sizes.tokens)
-    with room_for("hidden states", work, sizes.to_come):
-        writers = {
-            split: StateWriter(result / f"{split}.zarr", headers[split], rows)
-            for split, rows in splits.items()
-        }
+    homes = StoreHomes(result, params.store, headers)
+    homes.require_room()
+    progress = TokenProgress(report, homes.sizes.tokens)
+    with room_for("hidden states", work, homes.to_come):
+        writers = {split: homes.start(f"{split}.zarr", rows) for split, rows in splits.items()}
         fill_stores(writers, progress)
-        stores = {split: StateStore.open(writer.path) for split, writer in writers.items()}
+        stores = {split: homes.finish(f"{split}.zarr") for split in splits}
         states = _record(target, made_from, engine, stores)
         states.save(result)
         publish(result, out)

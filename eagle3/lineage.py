@@ -21,6 +21,7 @@ from eagle3.artifacts import (
 from eagle3.config import parse_size
 from eagle3.contract import CONFIG_FILE, LAYER_IDS, SIZES, WEIGHTS_FILE
 from eagle3.errors import ArtifactError
+from eagle3.store.pointer import POINTER
 from eagle3.weights_file import WeightsFile
 
 RECORDS: tuple[type[Artifact], ...] = (
@@ -140,7 +141,7 @@ def describe(path: Path) -> Description:
     if record is not None:
         facts = json.loads(record.model_dump_json(exclude={"made_from"}))
         return Description(path, record.stage, record.fingerprint, facts, tuple(sources(record)))
-    if (path / "zarr.json").is_file():
+    if (path / "zarr.json").is_file() or (path / POINTER).is_file():
         return _describe_store(path)
     if (path / CONFIG_FILE).is_file() and (path / WEIGHTS_FILE).is_file():
         return Description(path, "drafter without a record", "", _drafter_facts(path), ())

@@ -15,8 +15,9 @@ from eagle3.artifacts import Split, TargetModel
 from eagle3.config import TargetParams
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
 from eagle3.engines.transformers import TransformersEngine
-from eagle3.errors import EngineError
+from eagle3.errors import EngineError, StorageError
 from eagle3.extract import TokenProgress, fill_shards
+from eagle3.store.pointer import Where
 from eagle3.store.writer import StateWriter
 
 
@@ -45,7 +46,7 @@ class ExtractWorker:
     """Makes shards, one call each."""
 
     def __init__(self) -> None:
-        self._writers: dict[Path, StateWriter] = {}
+        self._writers: dict[Where, StateWriter] = {}
 
     def open(self, job: WorkerJob) -> WorkerFacts:
         """Load the target; what cannot be done in a constructor, whose errors Ray garbles.
@@ -64,24 +65,31 @@ class ExtractWorker:
         self._engine = OneRowAgain(TransformersEngine(job.target, job.params))
         return WorkerFacts(self._engine.name, host, os.getpid())
 
-    def fill(self, path: Path, split: Split, shard: int) -> None:
-        """Make a shard of the store at `path`, which may have been begun by a worker that died.
+    def fill(self, where: Where, split: Split, shard: int) -> None:
+        """Make a shard of the store there, which may have been begun by a worker that died.
 
         Raises:
             EngineError: this node does not see the store.
             StoreError: a state is not a finite number.
         """
-        if not path.is_dir():
+        if isinstance(where, Path) and not where.is_dir():
             raise EngineError(
-                f"Ray node {socket.gethostname()} does not see {path.absolute()}; put the project "
+                f"Ray node {socket.gethostname()} does not see {where.absolute()}; put the project "
                 "on a file system that the nodes share, or set extract.ray_address to null"
             )
-        if path not in self._writers:
-            self._writers[path] = StateWriter.join(path)
-        writer = self._writers[path]
+        if where not in self._writers:
+            self._writers[where] = self._join(where)
+        writer = self._writers[where]
         writer.clear(shard)
         silent = TokenProgress(Silent(), 0)
         fill_shards(writer, writer.rows, self._engine, split, silent, {shard})
+
+    def _join(self, where: Where) -> StateWriter:
+        try:
+            return StateWriter.join(where)
+        except StorageError as error:
+            # The stage's own process has reached the bucket, so the node lacks something.
+            raise EngineError(f"on Ray node {socket.gethostname()}: {error}") from error
 
 
 class OneRowAgain:

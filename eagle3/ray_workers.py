@@ -2,7 +2,8 @@
 
 A shard is made by one worker. A worker that dies loses its unfinished shard to the others, as well
 as those that it had not begun. This process starts the stores and writes the record. On a cluster,
-every node must have the project's folder at the same path, and the same packages.
+every node must have the project's folder at the same path, and the same packages; for a store in a
+bucket, also the credentials, which never pass through Ray.
 """
 
 import logging
@@ -95,7 +96,7 @@ class RayWorkers:
         for number in sorted(self._free):
             if shard := plan.next(number):
                 self._free.remove(number)
-                work = self._workers[number].fill.remote(stores[shard[0]].path, *shard)
+                work = self._workers[number].fill.remote(stores[shard[0]].where, *shard)
                 self._busy[work.future()] = (number, shard)
 
     def _collect(self, plan: ShardPlan) -> list[Shard]:

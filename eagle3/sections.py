@@ -204,6 +204,9 @@ class ExtractParams(Section):
     shard_tokens: Positive = Field(
         description="Tokens per Zarr shard, the unit of writing and resuming."
     )
+    store: str | None = Field(
+        description="s3://bucket/prefix for the states; null keeps them in data/hidden_states."
+    )
     workers: Positive = Field(
         description="Processes that share the shards, each with its own target; more than one run "
         "on Ray."
@@ -215,6 +218,16 @@ class ExtractParams(Section):
     how_it_runs: ClassVar[frozenset[str]] = frozenset({"workers", "ray_address"})
     """Keys that change no byte of the store: DVC does not track them, and work goes on under
     others."""
+
+    @field_validator("store")
+    @classmethod
+    def _store_is_a_bucket(cls, store: str | None) -> str | None:
+        if store is None or re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]+(/[\w.=-]+)+", store):
+            return store
+        raise ValueError(
+            "write s3://bucket/prefix or null; credentials come from AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY or ~/.aws/credentials, another server from AWS_ENDPOINT_URL"
+        )
 
     @model_validator(mode="after")
     def _ray_runs_transformers(self) -> Self:

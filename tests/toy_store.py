@@ -18,6 +18,7 @@ from eagle3.engines.base import RowStates, Sampling
 from eagle3.extract import TokenProgress, fill
 from eagle3.progress import ConsoleReporter
 from eagle3.store.layout import Header
+from eagle3.store.pointer import Where
 from eagle3.store.rows import Rows, rows_sha256
 from eagle3.store.writer import StateWriter
 
@@ -80,11 +81,12 @@ class Silent(ConsoleReporter):
         pass
 
 
-def write_toy_store(path: Path, **changes: Any) -> None:
+def write_toy_store(where: Where, **changes: Any) -> Where:
     """Start a store or go on with it, to its end."""
     rows = toy_rows()
-    writer = StateWriter(path, toy_header(**changes), rows)
+    writer = StateWriter(where, toy_header(**changes), rows)
     fill(writer, rows, ToyEngine(), "train", TokenProgress(Silent(), rows.num_tokens))
+    return where
 
 
 def run_until(path: Path, touch: int) -> int:

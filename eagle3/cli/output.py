@@ -26,3 +26,5 @@ def answer(facts: dict[str, Any], as_json: bool, *tables: RenderableType) -> Non
 def log_to_stderr() -> None:
     """Send the library's log lines where they cannot mix with an answer."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    # It says at every start where it found credentials.
+    logging.getLogger("aiobotocore").setLevel(logging.WARNING)

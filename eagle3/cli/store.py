@@ -1,7 +1,6 @@
 """`eagle3 store`: size, integrity and content of a hidden-state store."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,44 +13,50 @@ if TYPE_CHECKING:
     from eagle3.store.states import StateStore
 
 store_app = typer.Typer(no_args_is_help=True, help="Look into a hidden-state store.")
-StorePath = Annotated[Path, typer.Argument(help="A store, such as data/hidden_states/train.zarr.")]
+StorePath = Annotated[
+    str,
+    typer.Argument(
+        metavar="PATH",
+        help="A store: data/hidden_states/train.zarr, or s3://bucket/prefix/...zarr.",
+    ),
+]
 
 # zarr and torch are loaded late: they take seconds that the other commands need not wait for.
 
 
 @store_app.command()
-def info(path: StorePath, json: JsonFlag = False) -> None:
+def info(where: StorePath, json: JsonFlag = False) -> None:
     """Say how much a store holds, how well it is packed, and whose states it has.
 
     Example: eagle3 store info data/hidden_states/train.zarr
     """
-    facts = asdict(_open(path).info)
-    table = Table(title=str(path), show_header=False)
+    facts = asdict(_open(where).info)
+    table = Table(title=where, show_header=False)
     for name, value in facts.items():
         table.add_row(name, f"{value:,}" if isinstance(value, int) else f"{value}")
     answer(facts, json, table)
 
 
 @store_app.command()
-def verify(path: StorePath, json: JsonFlag = False) -> None:
+def verify(where: StorePath, json: JsonFlag = False) -> None:
     """Compare every byte with the checksums that were written; exit 1 if anything differs.
 
     Example: eagle3 store verify data/hidden_states/train.zarr
     """
-    faults = _faults(path)
-    table = Table(title=f"{path}: {len(faults)} fault(s)")
+    faults = _faults(where)
+    table = Table(title=f"{where}: {len(faults)} fault(s)")
     for column in ("shard", "file", "what", "tokens", "rows"):
         table.add_column(column, overflow="fold")
     for fault in faults:
         table.add_row(*("all" if value is None else str(value) for value in fault.values()))
-    answer({"ok": not faults, "faults": faults}, json, table if faults else f"{path} is whole")
+    answer({"ok": not faults, "faults": faults}, json, table if faults else f"{where} is whole")
     if faults:
         raise typer.Exit(1)
 
 
 @store_app.command()
 def sample(
-    path: StorePath,
+    where: StorePath,
     row: Annotated[int, typer.Option(min=0, help="Which row, from 0.")] = 0,
     tokens: Annotated[int, typer.Option(min=1, help="How many of its tokens.")] = 8,
     json: JsonFlag = False,
@@ -62,7 +67,7 @@ def sample(
 
     Example: eagle3 store sample data/hidden_states/train.zarr --row 3
     """
-    facts = _sample(path, row, tokens)
+    facts = _sample(where, row, tokens)
     table = Table(title=f"row {facts['row_id']} ({facts['domain']}), {facts['tokens']} tokens")
     for column in ("position", "token", "supervised", "low", "middle", "high", "last"):
         table.add_column(column, justify="right")
@@ -72,17 +77,19 @@ def sample(
     answer(facts, json, table)
 
 
-def _open(path: Path) -> "StateStore":
+def _open(where: str) -> "StateStore":
     from eagle3.store.states import StateStore
 
-    return StateStore.open(path)
+    return StateStore.open(where)
 
 
-def _faults(path: Path) -> list[dict[str, Any]]:
+def _faults(where: str) -> list[dict[str, Any]]:
+    from eagle3.store.states import StateStore
+
     try:
-        found = _open(path).verify()
+        found = _open(where).verify()
     except StoreError as error:
-        if not (path / "zarr.json").is_file():
+        if not StateStore.is_at(where):
             raise
         # A store, but so damaged or unfinished that it does not open: the answer is no.
         return [{"shard": None, "file": "", "what": str(error), "tokens": [], "rows": []}]
@@ -98,11 +105,11 @@ def _faults(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _sample(path: Path, row: int, tokens: int) -> dict[str, Any]:
-    store = _open(path)
+def _sample(where: str, row: int, tokens: int) -> dict[str, Any]:
+    store = _open(where)
     rows = store.rows
     if row >= len(rows):
-        raise StoreError(f"{path} has rows 0 to {len(rows) - 1}; --row {row} is not one of them")
+        raise StoreError(f"{where} has rows 0 to {len(rows) - 1}; --row {row} is not one of them")
     span = rows.span(row)
     stop = min(span.stop, span.start + tokens)
     aux_n3H, last_nH = store.read(span.start, stop)

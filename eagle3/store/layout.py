@@ -8,6 +8,8 @@
     train.zarr/shards/00007.json   the marker of shard 7: written after its data, never before
     train.zarr/static.json         checksums of all files but the shards' own
 
+The same names are those of objects in a bucket (eagle3.store.place says how either is reached).
+
 Arrays are bytes: plane p holds byte p of every value, the lowest first (eagle3/store/packing.py).
 Each plane of a chunk is packed by zstd level 1. The choice, with what the others left:
 docs/decisions/0005-layout-of-the-store.md.
@@ -16,6 +18,8 @@ Shapes: N tokens of a split, P bytes of a value, H target width.
 """
 
 import hashlib
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -28,12 +32,14 @@ from eagle3.artifacts import fingerprint_of
 from eagle3.config import StateDtype
 from eagle3.errors import StoreError
 from eagle3.store.packing import MISSING, READ_DTYPES, ArraySpec, array_specs
+from eagle3.store.place import Place
 from eagle3.store.seals import Marker, Seal, StaticFiles, damaged
 from eagle3.store.shards import ShardedArray
 
 ROWS = "rows"
 SHARDS = "shards"
 STATIC = "static.json"
+DESCRIPTION = "zarr.json"
 
 
 class Header(BaseModel):
@@ -89,9 +95,9 @@ def token_ids_sha256(tokens_N: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(tokens_N, dtype="<i4").data).hexdigest()
 
 
-def marker_path(store: Path, shard: int) -> Path:
-    """Where the marker of a shard lies."""
-    return store / SHARDS / f"{shard:05d}.json"
+def marker_name(shard: int) -> str:
+    """The marker of a shard."""
+    return f"{SHARDS}/{shard:05d}.json"
 
 
 def create_arrays(path: Path, header: Header) -> None:
@@ -113,10 +119,10 @@ def create_arrays(path: Path, header: Header) -> None:
     group.attrs.update({Header.attribute: header.model_dump(mode="json")})
 
 
-def open_arrays(path: Path, header: Header) -> dict[str, ShardedArray]:
+def open_arrays(place: Place, header: Header) -> dict[str, ShardedArray]:
     """The arrays of a store by name."""
     return {
-        name: ShardedArray(path / name, spec, header.chunk_tokens, header.shard_tokens)
+        name: ShardedArray(place, name, spec, header.chunk_tokens, header.shard_tokens)
         for name, spec in header.arrays.items()
     }
 
@@ -125,75 +131,78 @@ def seal_static_files(path: Path) -> None:
     """Write the checksums of a new store's files, of which none will change."""
     files = sorted(file for file in path.rglob("*") if file.is_file())
     seals = {file.relative_to(path).as_posix(): Seal.of(file) for file in files}
-    StaticFiles(files=seals).save(path / STATIC)
+    (path / STATIC).write_bytes(StaticFiles(files=seals).content)
 
 
-def read_static(path: Path) -> StaticFiles:
+def read_static(place: Place, sizes: Mapping[str, int]) -> StaticFiles:
     """The checksums of the files that a store was made with.
 
     Raises:
         StoreError: no store, one of another version, or the checksums themselves are damaged.
     """
-    if not (path / "zarr.json").is_file():
-        raise StoreError(f"{path} holds no hidden states; run `dvc repro extract`")
+    if DESCRIPTION not in sizes:
+        raise StoreError(f"{place} holds no hidden states; run `dvc repro extract`")
     try:
-        return StaticFiles.load(path / STATIC)
+        return StaticFiles.parse(place.read(STATIC))
     except FileNotFoundError as error:
         raise StoreError(
-            f"{path} has no {STATIC}: it holds no hidden states of this version of eagle3; "
-            f"remove {path}, then run `dvc repro extract`"
+            f"{place} has no {STATIC}: it holds no hidden states of this version of eagle3; "
+            f"remove {place}, then run `dvc repro extract`"
         ) from error
     except ValueError as error:
-        raise _remade(path, path / STATIC, f"{error}") from error
+        raise _remade(place, STATIC, f"{error}") from error
 
 
-def read_header(path: Path) -> Header:
+def read_header(place: Place, sizes: Mapping[str, int]) -> Header:
     """Read what a store says of itself, and compare the descriptions with their checksums.
 
     Raises:
         StoreError: no store, one of another version, or a damaged description.
     """
-    for name, seal in read_static(path).files.items():
+    for name, seal in read_static(place, sizes).files.items():
         # The rows are large, and have a hash of their own that is compared whenever they are read.
-        look = seal.size_fault if name.startswith(f"{ROWS}/") else seal.fault
-        if what := look(path / name):
-            raise _remade(path, path / name, what)
+        large = name.startswith(f"{ROWS}/")
+        if what := seal.size_fault(sizes, name) if large else seal.fault(place, sizes, name):
+            raise _remade(place, name, what)
     try:
-        attributes = zarr.open_group(path, mode="r").attrs.asdict()
-        return Header.model_validate(attributes.get(Header.attribute))
-    except ValueError as error:
+        group = json.loads(place.read(DESCRIPTION))
+        return Header.model_validate(group["attributes"].get(Header.attribute))
+    except (KeyError, ValueError) as error:
         raise StoreError(
-            f"{path / 'zarr.json'} does not describe hidden states of this version of eagle3 "
-            f"({error}); remove {path}, then run `dvc repro extract`"
+            f"{place.file(DESCRIPTION)} does not describe hidden states of this version of eagle3 "
+            f"({error}); remove {place}, then run `dvc repro extract`"
         ) from error
 
 
-def read_marker(path: Path, shard: int) -> Marker | None:
+def read_marker(place: Place, shard: int) -> Marker | None:
     """The marker of a shard; None if the shard is not finished.
 
     Raises:
         StoreError: the marker is damaged.
     """
-    marker = marker_path(path, shard)
     try:
-        return Marker.load(marker)
+        return Marker.parse(place.read(marker_name(shard)))
     except FileNotFoundError:
         return None
     except ValueError as error:
-        raise damaged(marker, str(error)) from error
+        raise damaged(place.file(marker_name(shard)), str(error)) from error
 
 
-def is_done(path: Path, shard: int) -> bool:
+def is_done(place: Place, sizes: Mapping[str, int], shard: int) -> bool:
     """Whether a shard has its marker, and files as long as that says."""
+    if marker_name(shard) not in sizes:
+        return False
     try:
-        marker = read_marker(path, shard)
+        marker = read_marker(place, shard)
     except StoreError:
         return False
     return marker is not None and not any(
-        seal.size_fault(path / name) for name, seal in marker.files.items()
+        seal.size_fault(sizes, name) for name, seal in marker.files.items()
     )
 
 
-def _remade(store: Path, file: Path, what: str) -> StoreError:
+def _remade(place: Place, name: str, what: str) -> StoreError:
     """The fault of a file without which nothing of the store can be trusted."""
-    return StoreError(f"{file} is damaged: {what}; remove {store}, then run `dvc repro extract`")
+    return StoreError(
+        f"{place.file(name)} is damaged: {what}; remove {place}, then run `dvc repro extract`"
+    )

@@ -5,13 +5,15 @@ Two records lie in a store: one of the files that are written once, when the sto
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
 
-from eagle3.artifacts import file_sha256, fingerprint_of, write_atomically
+from eagle3.artifacts import file_sha256, fingerprint_of
 from eagle3.errors import StoreError
+from eagle3.store.place import Place
 
 
 class Seal(BaseModel):
@@ -27,18 +29,18 @@ class Seal(BaseModel):
         """The seal of a file as it is now."""
         return cls(bytes=path.stat().st_size, sha256=file_sha256(path))
 
-    def size_fault(self, path: Path) -> str:
-        """What a look at the folder says is wrong with the file; empty if nothing."""
-        if not path.is_file():
+    def size_fault(self, sizes: Mapping[str, int], name: str) -> str:
+        """What the sizes of a store's files say is wrong with this one; empty if nothing."""
+        found = sizes.get(name)
+        if found is None:
             return "it is missing"
-        found = path.stat().st_size
         return "" if found == self.bytes else f"it has {found} bytes of {self.bytes}"
 
-    def fault(self, path: Path) -> str:
+    def fault(self, place: Place, sizes: Mapping[str, int], name: str) -> str:
         """What is wrong with the file, every byte read; empty if nothing."""
-        if what := self.size_fault(path):
+        if what := self.size_fault(sizes, name):
             return what
-        found = file_sha256(path)
+        found = place.sha256(name)
         if found == self.sha256:
             return ""
         return f"its sha256 is {found[:12]}, but {self.sha256[:12]} was written"
@@ -52,14 +54,13 @@ class SealRecord(BaseModel):
     files: dict[str, Seal]
 
     @classmethod
-    def load(cls, path: Path) -> Self:
+    def parse(cls, content: bytes) -> Self:
         """Read a record.
 
         Raises:
-            FileNotFoundError: there is none.
-            ValueError: a byte of it is not as `save` wrote it.
+            ValueError: a byte of it is not as `content` had it.
         """
-        text = path.read_bytes().decode()
+        text = content.decode()
         facts = json.loads(text)
         if isinstance(facts, dict):
             facts.pop("sha256", None)
@@ -70,9 +71,10 @@ class SealRecord(BaseModel):
             raise ValueError("it does not have the sha256 that it names")
         return record
 
-    def save(self, path: Path) -> None:
-        """Write the record whole or not at all, durably."""
-        write_atomically(path, self._text())
+    @property
+    def content(self) -> bytes:
+        """The record as it lies in its file."""
+        return self._text().encode()
 
     def _text(self) -> str:
         facts: dict[str, Any] = self.model_dump(mode="json")
@@ -92,6 +94,6 @@ class Marker(SealRecord):
     """Of the ids that the states belong to, as little-endian int32."""
 
 
-def damaged(path: Path, what: str) -> StoreError:
-    """The error of a file whose store can be made again."""
-    return StoreError(f"{path} is damaged: {what}; run `dvc repro --force extract`")
+def damaged(file: str, what: str) -> StoreError:
+    """The error of a file, by path or URL, whose store can be made again."""
+    return StoreError(f"{file} is damaged: {what}; run `dvc repro --force extract`")

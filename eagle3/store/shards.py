@@ -3,28 +3,28 @@
 A shard is its chunks, each a zstd frame that carries its checksum, and behind them an index: offset
 and length of each chunk, and the crc32c of these. Zarr reads the same bytes to the same values
 (tests/eagle3/store/test_shards.py), but read and wrote them at about a third of the speed
-(docs/decisions/0005-layout-of-the-store.md).
+(docs/decisions/0005-layout-of-the-store.md). Wherever a shard lies (eagle3.store.place), a chunk is
+one read of it, since its planes lie side by side.
 
 Shapes: n tokens of a range, P bytes of a value, C chunks of a shard.
 Source: Zarr v3, the codec sharding_indexed.
 """
 
 import hashlib
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from functools import partial
-from pathlib import Path
+from itertools import pairwise
 
 import google_crc32c
 import numpy as np
 from numcodecs.zstd import Zstd
 
 from eagle3.store.packing import MISSING, ArraySpec
+from eagle3.store.place import Place
 from eagle3.store.seals import Seal, damaged
-from eagle3.work import fsync_folder
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 CRC_BYTES = 4
@@ -38,8 +38,10 @@ FRAME = Zstd(level=1, checksum=True)
 class ShardedArray:
     """One array; threads may share it."""
 
-    def __init__(self, folder: Path, spec: ArraySpec, chunk_tokens: int, shard_tokens: int) -> None:
-        self.folder, self.spec = folder, spec
+    def __init__(
+        self, place: Place, name: str, spec: ArraySpec, chunk_tokens: int, shard_tokens: int
+    ) -> None:
+        self._place, self.name, self.spec = place, name, spec
         self.chunk_tokens, self.shard_tokens = chunk_tokens, shard_tokens
         self._indices: dict[int, np.ndarray] = {}
         self._own = threading.local()
@@ -49,7 +51,7 @@ class ShardedArray:
         return np.empty((tokens, *self.spec.inner), UNSIGNED[self.spec.width])
 
     def write(self, shard: int, values: np.ndarray, pool: Executor) -> Seal:
-        """Write a whole shard, unsigned numbers [n, *inner], and make it durable.
+        """Write a whole shard, unsigned numbers [n, *inner], durably.
 
         Equal values give equal bytes, however many threads the pool has.
         """
@@ -57,10 +59,8 @@ class ShardedArray:
         written = -(-len(values) // self.chunk_tokens)
         places = [(chunk, plane) for chunk in range(written) for plane in range(width)]
         index = np.full((chunks, width, 2), NOT_WRITTEN, "<u8")
-        path, size, digest = self.file(shard), 0, hashlib.sha256()
-        # A worker taken for dead may still be at it: until the end each process has its own file.
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with unfinished.open("wb") as file:
+        size, digest = 0, hashlib.sha256()
+        with self._place.create(self.file(shard)) as file:
             frames = pool.map(lambda place: self._frame(values, *place), places)
             for place, frame in zip(places, frames, strict=True):
                 index[place] = size, len(frame)
@@ -70,15 +70,11 @@ class ShardedArray:
             tail = content + google_crc32c.value(content).to_bytes(CRC_BYTES, "little")
             size += file.write(tail)
             digest.update(tail)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-        fsync_folder(path.parent)
         return Seal(bytes=size, sha256=digest.hexdigest())
 
-    def file(self, shard: int) -> Path:
-        """Where a shard lies."""
-        return self.folder / f"c.{shard}{'.0' * (1 + len(self.spec.inner))}"
+    def file(self, shard: int) -> str:
+        """Name of a shard's file within the store."""
+        return f"{self.name}/c.{shard}{'.0' * (1 + len(self.spec.inner))}"
 
     def _frame(self, values: np.ndarray, chunk: int, plane: int) -> bytes:
         """One plane of one chunk, packed; the last chunk is filled up to its size."""
@@ -103,21 +99,16 @@ class ShardedArray:
             StoreError: the shard is missing, cut short, or its checksums do not hold.
         """
         shard, place = divmod(chunk, self.shard_tokens // self.chunk_tokens)
-        path = self.file(shard)
+        file = self.file(shard)
         try:
-            with path.open("rb", buffering=0) as file:
-                if shard not in self._indices:
-                    self._indices[shard] = self._index(file.fileno())
-                planes = [
-                    self._plane(file.fileno(), offset, length, room)[here]
-                    for (offset, length), room in zip(
-                        self._indices[shard][place].tolist(), self._room(), strict=True
-                    )
-                ]
+            if shard not in self._indices:
+                self._indices[shard] = self._index(file)
+            planes = self._planes(file, self._indices[shard][place].tolist())
         except FileNotFoundError as error:
-            raise damaged(path, "it is missing") from error
+            raise damaged(self._place.file(file), "it is missing") from error
         except (RuntimeError, ValueError) as error:
-            raise damaged(path, str(error)) from error
+            raise damaged(self._place.file(file), str(error)) from error
+        planes = [plane[here] for plane in planes]
         if self.spec.width == 1:
             there[...] = planes[0]
             return
@@ -127,32 +118,44 @@ class ShardedArray:
             np.bitwise_or(there, plane, out=there)
             higher = there
 
-    def _index(self, file: int) -> np.ndarray:
+    def _index(self, file: str) -> np.ndarray:
         """Offset and length of every plane of every chunk: uint64 [C, P, 2]."""
         chunks = self.shard_tokens // self.chunk_tokens
         size = chunks * self.spec.width * 16
-        start = max(0, os.fstat(file).st_size - size - CRC_BYTES)
-        content = os.pread(file, size + CRC_BYTES, start)
+        content = self._place.tail(file, size + CRC_BYTES)
         if len(content) != size + CRC_BYTES:
             raise ValueError(f"it is too short for its index of {size} bytes")
         if google_crc32c.value(content[:size]) != int.from_bytes(content[size:], "little"):
             raise ValueError("the checksum of its index does not hold")
         return np.frombuffer(content[:size], "<u8").reshape(chunks, self.spec.width, 2)
 
-    def _plane(self, file: int, offset: int, length: int, room: np.ndarray) -> np.ndarray:
-        """One byte of every value of a chunk, in `room`: uint8 [chunk_tokens, *inner]."""
-        if offset == NOT_WRITTEN:
-            # As Zarr does with a plane that would hold nothing else.
-            room.fill(MISSING)
-            return room
-        packed = self._packed(length)
-        if os.preadv(file, [packed], offset) != length:
-            raise ValueError(f"it ends before byte {offset + length}")
-        FRAME.decode(packed, out=room)
-        return room
+    def _planes(self, file: str, frames: list[tuple[int, int]]) -> list[np.ndarray]:
+        """Each byte of every value of a chunk, of frames by offset and length.
+
+        Each is uint8 [chunk_tokens, *inner], in this thread's room.
+        """
+        planes = list(self._room())
+        if frames[0][0] != NOT_WRITTEN and all(a + n == b for (a, n), (b, _) in pairwise(frames)):
+            # As we write them.
+            packed = self._packed(sum(length for _, length in frames))
+            self._place.read_into(file, frames[0][0], packed)
+            at = 0
+            for (_, length), plane in zip(frames, planes, strict=True):
+                FRAME.decode(packed[at : at + length], out=plane)
+                at += length
+            return planes
+        for (offset, length), plane in zip(frames, planes, strict=True):
+            if offset == NOT_WRITTEN:
+                # As Zarr does with a plane that would hold nothing else.
+                plane.fill(MISSING)
+                continue
+            packed = self._packed(length)
+            self._place.read_into(file, offset, packed)
+            FRAME.decode(packed, out=plane)
+        return planes
 
     def _packed(self, length: int) -> memoryview:
-        """This thread's room for the bytes of one plane as they are in the file."""
+        """This thread's room for the bytes of planes as they are in the file."""
         if length > len(getattr(self._own, "packed", b"")):
             self._own.packed = bytearray(length)
         return memoryview(self._own.packed)[:length]

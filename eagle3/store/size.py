@@ -7,6 +7,7 @@ from pathlib import Path
 
 from eagle3.errors import DiskFullError
 from eagle3.store.layout import Header, is_done
+from eagle3.store.place import Folder
 from eagle3.store.ratio import EXPECTED_RATIO
 
 log = logging.getLogger(__name__)
@@ -37,21 +38,13 @@ class StoreSizes:
         )
 
     def require_room(self) -> None:
-        """Say what the stores will take, before anything of them is written.
+        """Say what the stores will take on the disk, before anything of them is written.
 
         Raises:
             DiskFullError: the disk has less.
         """
         to_come, free = self.to_come(), shutil.disk_usage(self.folder).free
-        log.info(
-            "hidden states of %d tokens: %s as they are, about %s at rest, of which about %s are "
-            "still to be written; %s free",
-            self.tokens,
-            in_mib(self.raw_bytes),
-            in_mib(sum(map(expected_bytes, self._headers.values()))),
-            in_mib(to_come),
-            in_mib(free),
-        )
+        self.say(f"of which about {in_mib(to_come)} are still to be written; {in_mib(free)} free")
         if to_come > free:
             raise DiskFullError(
                 f"hidden states of {self.tokens} tokens need about {in_mib(to_come)} in "
@@ -59,6 +52,16 @@ class StoreSizes:
                 "missing; make room, or set extract.state_dtype to a smaller one (float8 takes "
                 "about two thirds of bfloat16), then run `dvc repro extract`"
             )
+
+    def say(self, more: str) -> None:
+        """Log what the stores will take, and `more`."""
+        log.info(
+            "hidden states of %d tokens: %s as they are, about %s at rest, %s",
+            self.tokens,
+            in_mib(self.raw_bytes),
+            in_mib(sum(map(expected_bytes, self._headers.values()))),
+            more,
+        )
 
 
 def expected_bytes(header: Header) -> int:
@@ -72,5 +75,7 @@ def in_mib(size: float) -> str:
 
 
 def _share_missing(path: Path, header: Header) -> float:
-    spans = (header.span(shard) for shard in range(header.num_shards) if not is_done(path, shard))
+    place = Folder(path)
+    sizes, shards = place.sizes(), range(header.num_shards)
+    spans = (header.span(shard) for shard in shards if not is_done(place, sizes, shard))
     return sum(span.stop - span.start for span in spans) / max(1, header.tokens)

@@ -3,8 +3,7 @@
 Shapes: N tokens of a split, n tokens of a range, H target width.
 """
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from torch import Tensor
 from eagle3.artifacts import fingerprint_of
 from eagle3.errors import StoreError
 from eagle3.store.layout import (
+    DESCRIPTION,
     ROWS,
     Header,
-    marker_path,
+    marker_name,
     open_arrays,
     read_header,
     read_marker,
@@ -25,8 +25,10 @@ from eagle3.store.layout import (
     token_ids_sha256,
 )
 from eagle3.store.packing import unpack
+from eagle3.store.place import Place
+from eagle3.store.pointer import POINTER, Pointer, Where, is_url, place_of
 from eagle3.store.rows import Rows, load_rows, rows_sha256
-from eagle3.store.seals import Marker, damaged
+from eagle3.store.seals import Marker, Seal, damaged
 
 
 @dataclass(frozen=True)
@@ -63,32 +65,59 @@ class StoreInfo:
 class StateStore:
     """Hidden states of one split, token for token with the corpus rows. Threads may share one."""
 
-    def __init__(self, path: Path, header: Header, markers: list[Marker]) -> None:
-        self.path, self.header, self._markers = path, header, markers
-        self._arrays = open_arrays(path, header)
-        # Decompression leaves Python to the others: a core for each chunk of a range.
-        self._pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="read-states")
+    def __init__(self, place: Place, header: Header, markers: list[Marker]) -> None:
+        self._place, self.header, self._markers = place, header, markers
+        self._arrays = open_arrays(place, header)
+        self._pool = ThreadPoolExecutor(place.readers, thread_name_prefix="read-states")
 
     @classmethod
-    def open(cls, path: Path) -> "StateStore":
-        """Open a finished store.
+    def open(cls, where: Where) -> "StateStore":
+        """Open a finished store by its path or URL, or the one that a folder points to.
 
         Raises:
-            StoreError: no store, an unfinished one, or files that are missing or cut short.
+            StoreError: no store, an unfinished one, another one than the folder points to, or files
+                that are missing or cut short.
+            StorageError: its bucket cannot be reached.
         """
-        header = read_header(path)
-        found = [read_marker(path, shard) for shard in range(header.num_shards)]
-        markers = [marker for marker in found if marker is not None]
-        if len(markers) < header.num_shards:
+        pointer = None if is_url(where) else Pointer.find(Path(where))
+        if pointer is None:
+            return cls.at(place_of(where))
+        try:
+            store = cls.at(place_of(pointer.url))
+        except StoreError as error:
+            # DVC sees the pointer alone, and calls it up to date.
+            what = str(error).replace("`dvc repro extract`", "`dvc repro --force extract`")
             raise StoreError(
-                f"{path} is unfinished: {len(markers)} of its {header.num_shards} shards are done; "
+                f"{Path(where) / POINTER} points to hidden states, but {what}"
+            ) from error
+        pointer.require(Path(where), store.header.fingerprint, store.sha256)
+        return store
+
+    @classmethod
+    def at(cls, place: Place) -> "StateStore":
+        """Open a finished store; see `open`."""
+        sizes = place.sizes()
+        header = read_header(place, sizes)
+        shards = range(header.num_shards)
+        with ThreadPoolExecutor(place.readers) as pool:
+            found = list(pool.map(lambda shard: read_marker(place, shard), shards))
+        markers = [marker for marker in found if marker is not None]
+        if len(markers) < len(shards):
+            raise StoreError(
+                f"{place} is unfinished: {len(markers)} of its {len(shards)} shards are done; "
                 "run `dvc repro extract`"
             )
         for marker in markers:
             for name, seal in marker.files.items():
-                if what := seal.size_fault(path / name):
-                    raise damaged(path / name, what)
-        return cls(path, header, markers)
+                if what := seal.size_fault(sizes, name):
+                    raise damaged(place.file(name), what)
+        return cls(place, header, markers)
+
+    @staticmethod
+    def is_at(where: Where) -> bool:
+        """Whether there is a store, be it unfinished or damaged."""
+        pointer = None if is_url(where) else Pointer.find(Path(where))
+        return DESCRIPTION in place_of(pointer.url if pointer else where).sizes()
 
     @property
     def sha256(self) -> str:
@@ -103,11 +132,12 @@ class StateStore:
             StoreError: they are damaged, or not those that the header names.
         """
         try:
-            rows = load_rows(self.path / ROWS)
+            with self._place.folder(ROWS) as folder:
+                rows = load_rows(folder)
         except StoreError as error:
-            raise damaged(self.path / ROWS, str(error).partition(";")[0]) from error
+            raise damaged(self._place.file(ROWS), str(error).partition(";")[0]) from error
         if rows_sha256(rows) != self.header.rows_sha256:
-            raise damaged(self.path / ROWS, "it holds other rows than the header names")
+            raise damaged(self._place.file(ROWS), "it holds other rows than the header names")
         return rows
 
     @property
@@ -151,21 +181,29 @@ class StateStore:
 
     def verify(self) -> list[ShardFault]:
         """Compare every byte with the checksums; no faults means that nothing changed."""
+        sizes = self._place.sizes()
+        static = read_static(self._place, sizes).files
         faults = [
             ShardFault(None, name, what, range(0), ())
-            for name, seal in read_static(self.path).files.items()
-            if (what := seal.fault(self.path / name))
+            for name, what in self._looked_at(static, sizes)
         ]
         rows = None if faults else self.rows
         for shard, marker in enumerate(self._markers):
             span = self.header.span(shard)
             tokens, ids = range(span.start, span.stop), _ids(rows, span) if rows else ()
-            found = [(name, seal.fault(self.path / name)) for name, seal in marker.files.items()]
+            found = list(self._looked_at(marker.files, sizes))
             if rows and token_ids_sha256(rows.tokens_N[span]) != marker.token_ids_sha256:
-                name = str(marker_path(Path(), shard))
-                found.append((name, "the states are of other token ids than the rows have"))
-            faults += [ShardFault(shard, name, what, tokens, ids) for name, what in found if what]
+                what = "the states are of other token ids than the rows have"
+                found.append((marker_name(shard), what))
+            faults += [ShardFault(shard, name, what, tokens, ids) for name, what in found]
         return faults
+
+    def _looked_at(
+        self, seals: Mapping[str, Seal], sizes: Mapping[str, int]
+    ) -> Iterator[tuple[str, str]]:
+        """Names and faults of the damaged files among these, each read to its end."""
+        found = self._pool.map(lambda name: seals[name].fault(self._place, sizes, name), seals)
+        yield from ((name, what) for name, what in zip(seals, found, strict=True) if what)
 
 
 def _ids(rows: Rows, span: slice) -> tuple[str, ...]:

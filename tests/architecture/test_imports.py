@@ -16,6 +16,7 @@ ONLY_USERS = {
     "zarr": ("eagle3/store/",),
     "prefect": ("tasks/", "flows/"),
     "ray": ("eagle3/ray_workers.py",),
+    "s3fs": ("eagle3/store/bucket.py",),
     # Its UnpicklingError alone: torch raises it for a file that weights_only refuses.
     "pickle": ("eagle3/foreign_weights.py",),
 }

@@ -227,6 +227,28 @@ def test_vllm_is_not_run_on_ray(raw: dict[str, Any], how: dict[str, Any]):
     refused(raw, r"extract.backend is vllm; set it to transformers, or workers to 1 and ray_addr")
 
 
+@pytest.mark.parametrize(
+    "store",
+    [
+        "s3://key:secret@states/x",
+        "s3://states/x?key=secret",
+        "s3://states",
+        "/disk",
+        "gs://states/x",
+    ],
+)
+def test_a_store_that_is_no_bucket_is_refused_and_no_password_in_it_repeated(
+    raw: dict[str, Any], store: str
+):
+    raw["extract"]["store"] = store
+    with pytest.raises(
+        ParamsError,
+        match=r"extract.store: write s3://bucket/prefix or null; cred.*AWS_ACCESS_KEY_ID",
+    ) as refusal:
+        check_params(raw, "raw")
+    assert "secret" not in str(refusal.value)
+
+
 def test_heads_that_do_not_group_are_refused(raw: dict[str, Any]):
     raw["drafter"] |= {"num_attention_heads": 9, "num_key_value_heads": 2}
     refused(raw, r"drafter.num_attention_heads \(9\) must be a multiple")

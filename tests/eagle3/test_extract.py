@@ -25,6 +25,7 @@ PARAMS = ExtractParams(
     eval_state_dtype="float32",
     chunk_tokens=4,
     shard_tokens=16,
+    store=None,
     workers=1,
     ray_address=None,
 )

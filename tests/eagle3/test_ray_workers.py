@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from listeners import Listener
+from s3_server import TestBucket, s3_server
 from tiny_corpus import save_corpus
 
-from eagle3.artifacts import Corpus, HiddenStates, Split, TargetModel
+from eagle3.artifacts import SPLITS, Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import ExtractParams, TargetParams
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.errors import EngineError, StoreError
 from eagle3.extract import extract_by, extract_hidden_states
 from eagle3.progress import Reporter
-from eagle3.ray_worker import WorkerJob
+from eagle3.ray_worker import ExtractWorker, WorkerJob
 from eagle3.ray_workers import ray_workers
 from eagle3.store.rows import load_rows
 from eagle3.target import bring_target
@@ -32,6 +33,7 @@ PARAMS = ExtractParams(
     eval_state_dtype="float32",
     chunk_tokens=4,
     shard_tokens=16,
+    store=None,
     workers=2,
     ray_address=None,
 )
@@ -83,7 +85,14 @@ class Killer(Listener):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
+def bucket() -> Iterator[TestBucket]:
+    with s3_server():
+        yield TestBucket()
+
+
+@pytest.fixture(scope="module")
+def cluster(bucket: TestBucket) -> Iterator[str]:
+    """Its nodes have the variables by which the bucket is found."""
     # Ray asks of a cluster of its own for a token; who connects must be told so before its import.
     os.environ["RAY_AUTH_MODE"] = "token"
     pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs these tests")
@@ -179,6 +188,36 @@ def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
     assert killer.steps == sorted(killer.steps)
     assert shared == extract_here(job, corpus, Path("alone"))
     assert files_of(Path("shared")) == files_of(Path("alone"))
+
+
+def test_workers_put_their_shards_into_a_bucket_themselves(
+    cluster: str, bucket: TestBucket, job: WorkerJob
+) -> None:
+    corpus = save_corpus(job.target, {"train": [20, 9, 11], "validation": [5], "eval": [7]})
+    there = PARAMS.model_copy(update={"store": "s3://states/ray"})
+    with ray_workers(job, 2, cluster, "cpu") as workers:
+        shared = extract_by(
+            *(job.target, corpus, there, workers.engine, workers.fill, Path("shared"), Listener())
+        )
+
+    assert shared == extract_here(job, corpus, Path("alone"))
+    for split in SPLITS:
+        [store] = {name.partition("/")[0] for name in bucket.content("ray") if split in name}
+        assert bucket.content(f"ray/{store}") == files_of(Path("alone") / f"{split}.zarr")
+
+
+def test_a_node_without_the_credentials_of_the_bucket_is_named(
+    bucket: TestBucket, job: WorkerJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = ExtractWorker()
+    worker.open(job)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+
+    with pytest.raises(
+        EngineError, match=r"on Ray node .*s3://states/x.*; give credentials by AWS"
+    ):
+        worker.fill("s3://states/x", "train", 0)
 
 
 def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(

@@ -5,10 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from s3_server import TestBucket, s3_server
 
 from eagle3.cli import main
 from eagle3.store.layout import Header
+from eagle3.store.pointer import Pointer, Where
 from eagle3.store.rows import Rows, rows_sha256
+from eagle3.store.states import StateStore
 from eagle3.store.writer import StateWriter
 
 Run = Callable[[Sequence[str]], tuple[int, str, str]]
@@ -35,7 +38,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return run
 
 
-def write_store(path: Path, shards: Sequence[int] = (0, 1)) -> Header:
+def write_store(path: Where, shards: Sequence[int] = (0, 1)) -> Header:
     """Two shards of 4 and 2 tokens, width 4; every number of token n's states is n + 1."""
     header = Header(
         target="tiny",
@@ -173,3 +176,33 @@ def test_a_row_that_a_store_does_not_have_names_those_it_has(run: Run, tmp_path:
 
     assert code == 2
     assert "has rows 0 to 1" in err
+
+
+def test_all_three_take_a_store_in_a_bucket_and_a_folder_that_points_to_it(
+    run: Run, tmp_path: Path
+):
+    with s3_server():
+        bucket, url = TestBucket(), "s3://states/run/eval.zarr"
+        header = write_store(url)
+        pointer = Pointer(
+            url=url, fingerprint=header.fingerprint, sha256=StateStore.open(url).sha256
+        )
+        pointer.save(tmp_path / "eval.zarr")
+        for path in (url, str(tmp_path / "eval.zarr")):
+            _, info, _ = run(["store", "info", path, "--json"])
+            _, sample, _ = run(["store", "sample", path, "--row", "1", "--json"])
+            verified, _, _ = run(["store", "verify", path, "--json"])
+            bucket.flip("run/eval.zarr/last/c.1.0.0")
+            damaged, faults, _ = run(["store", "verify", path, "--json"])
+            bucket.restore()
+
+            assert json.loads(info)["fingerprint"] == header.fingerprint
+            assert json.loads(sample)["row_id"] == "second"
+            assert (verified, damaged) == (0, 1)
+            assert json.loads(faults)["faults"][0]["file"] == "last/c.1.0.0"
+        _, inspected, _ = run(["inspect", str(tmp_path / "eval.zarr"), "--json"])
+        assert json.loads(inspected)["fingerprint"] == header.fingerprint
+        code, out, err = run(["store", "verify", "s3://nowhere/eval.zarr", "--json"])
+
+    assert (code, out) == (2, "")
+    assert "there is no bucket nowhere" in err

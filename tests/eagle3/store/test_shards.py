@@ -13,6 +13,7 @@ from toy_store import toy_header, write_toy_store
 from eagle3.errors import StoreError
 from eagle3.store.layout import open_arrays
 from eagle3.store.packing import unpack
+from eagle3.store.place import Folder
 from eagle3.store.states import StateStore
 
 UNSIGNED = {1: "<u1", 2: "<u2", 4: "<u4"}
@@ -55,7 +56,7 @@ def test_what_zarr_writes_is_read_as_it_was(tmp_path: Path) -> None:
         array = zarr.open_array(tmp_path / "train.zarr" / name, mode="r+")
         array[:] = 0xFF
         array[:, 1] = 0x3F
-    arrays = open_arrays(tmp_path / "train.zarr", header)
+    arrays = open_arrays(Folder(tmp_path / "train.zarr"), header)
     found = {name: array.empty(64) for name, array in arrays.items()}
     for name, array in arrays.items():
         for piece in array.pieces(0, 64, found[name]):

@@ -13,7 +13,7 @@ import pytest
 from toy_store import toy_header, write_toy_store
 
 from eagle3.errors import DiskFullError
-from eagle3.store.layout import marker_path
+from eagle3.store.layout import marker_name
 from eagle3.store.size import EXPECTED_RATIO, StoreSizes, expected_bytes
 
 # A mount namespace of its own: what is mounted there is seen by nobody else and ends with it.
@@ -35,7 +35,7 @@ def test_finished_shards_are_not_to_come(tmp_path: Path) -> None:
     sizes = StoreSizes(tmp_path, {"train.zarr": toy_header()})
     assert sizes.to_come() == 0
 
-    marker_path(tmp_path / "train.zarr", 2).unlink()
+    (tmp_path / "train.zarr" / marker_name(2)).unlink()
     assert sizes.to_come() == round(expected_bytes(toy_header()) / 4)
 
 

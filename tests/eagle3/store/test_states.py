@@ -12,7 +12,7 @@ import toy_store
 from toy_store import ToyEngine, toy_header, toy_rows, write_toy_store
 
 from eagle3.errors import StoreError
-from eagle3.store.layout import marker_path
+from eagle3.store.layout import marker_name
 from eagle3.store.states import StateStore
 from eagle3.store.writer import StateWriter
 
@@ -146,7 +146,7 @@ def test_a_shard_that_is_gone_is_refused_at_opening_and_at_reading(path: Path) -
 
 
 def test_an_unfinished_store_says_how_much_of_it_is_done(path: Path) -> None:
-    marker_path(path, 1).unlink()
+    (path / marker_name(1)).unlink()
 
     with pytest.raises(
         StoreError, match=r"unfinished: 3 of its 4 shards .*run `dvc repro extract`"
@@ -175,12 +175,18 @@ def test_a_store_made_from_something_else_is_not_continued(
         StateWriter(path, toy_header(**changes), toy_rows())
 
 
+def test_a_folder_of_something_else_is_not_written_into(tmp_path: Path) -> None:
+    (tmp_path / "train.zarr").mkdir()
+    with pytest.raises(StoreError, match=r"holds no hidden states; remove it, then run `dvc repro"):
+        write_toy_store(tmp_path / "train.zarr")
+
+
 def test_what_a_kill_left_behind_is_removed_and_written_again(path: Path) -> None:
     expected = files_of(path)
-    marker_path(path, 1).unlink()
+    (path / marker_name(1)).unlink()
     (path / "aux" / "c.1.0.0.0").write_bytes(b"half a shard")
     (path / "last" / "c.1.0.f00.partial").write_bytes(b"half a file")
-    marker_path(path, 2).write_text("{")
+    (path / marker_name(2)).write_text("{")
     (path / "aux" / "c.3.0.0.0").unlink()
 
     write_toy_store(path)
@@ -195,7 +201,7 @@ def test_a_store_killed_at_any_touch_of_the_disk_goes_on_to_the_same_bytes(
     environment = {**os.environ, "PYTHONPATH": str(program.parents[1])}
     kills = tmp_path / "kills"
     subprocess.run(
-        [sys.executable, str(program), str(kills), "3", "11"], env=environment, check=True
+        [sys.executable, str(program), str(kills), "3", "7"], env=environment, check=True
     )
 
     stores = sorted(kills.iterdir())
