@@ -44,6 +44,8 @@ PARAMS = ExtractParams(
     shard_tokens=64,
     workers=1,
     ray_address=None,
+    keep=True,
+    ahead_shards=1,
 )
 ROWS = {"train": 30, "validation": 6, "eval": 6}
 SHORTEST, LONGEST = 5, 60

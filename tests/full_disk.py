@@ -30,6 +30,8 @@ PARAMS = ExtractParams(
     shard_tokens=16,
     workers=1,
     ray_address=None,
+    keep=True,
+    ahead_shards=1,
 )
 TARGET = TargetModel(
     made_from={},

@@ -89,6 +89,15 @@ class StateStore:
                     raise damaged(path / name, what)
         return cls(path, header, markers)
 
+    @classmethod
+    def growing(cls, path: Path) -> "StateStore":
+        """Open a store that is being written: whoever reads knows which shards are sealed.
+
+        Raises:
+            StoreError: there is no store, or its description is damaged.
+        """
+        return cls(path, read_header(path), [])
+
     @property
     def sha256(self) -> str:
         """Hash of all states, by way of the checksums in the markers."""
