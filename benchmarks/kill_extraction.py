@@ -45,6 +45,8 @@ PARAMS = ExtractParams(
     store=None,
     workers=1,
     ray_address=None,
+    keep=True,
+    ahead_shards=1,
 )
 ROWS = {"train": 30, "validation": 6, "eval": 6}
 SHORTEST, LONGEST = 5, 60

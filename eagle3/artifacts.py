@@ -9,6 +9,7 @@ from eagle3.records import Artifact, file_sha256, fingerprint_of, write_atomical
 
 # One place to import from: whoever needs a record needs this module alone.
 __all__ = [
+    "HELD_OUT",
     "SPLITS",
     "Artifact",
     "Corpus",
@@ -27,6 +28,8 @@ __all__ = [
 
 Split = Literal["train", "validation", "eval"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "eval")
+HELD_OUT: tuple[Split, ...] = ("validation", "eval")
+"""Splits that no drafter trains on."""
 
 
 class TargetModel(Artifact):
@@ -81,11 +84,16 @@ class Corpus(Artifact):
 
 
 class HiddenStates(Artifact):
-    """Hidden states of the target over the corpus, row for row; see `eagle3.store.states`."""
+    """Hidden states of the target over the corpus, row for row; see `eagle3.store.states`.
+
+    With `keep` false the train split's are not among them: training makes and deletes them itself
+    (`eagle3.stream`), and all figures here are of the other splits.
+    """
 
     stage: ClassVar[str] = "extract"
     home: ClassVar[Path] = Path("data/hidden_states")
 
+    keep: bool
     aux_layers: tuple[int, int, int]
     hidden_size: int
     tokens: dict[Split, int]
@@ -105,7 +113,7 @@ class HiddenStates(Artifact):
     def figures(self) -> dict[str, float]:
         """Sizes of the stores."""
         values: dict[str, float] = {"store_ratio": self.ratio}
-        for split in SPLITS:
+        for split in self.tokens:
             values[f"store_tokens_{split}"] = self.tokens[split]
             values[f"store_bytes_{split}"] = self.bytes[split]
         return values

@@ -63,15 +63,18 @@ def training_steps(
     accumulate: int,
     seed: int,
     skip: int,
+    stop: int | None = None,
     device: torch.device,
     team: Team = ALONE,
 ) -> Iterator[list[Batch]]:
     """Yield this process's micro-batches of each optimizer step, from step `skip` on.
 
-    They are read one step ahead; a GPU gets them on a stream of their own, while it computes.
+    They are read one step ahead, but nothing of step `stop` or later is; a GPU gets them on a
+    stream of their own, while it computes.
     """
     lengths = np.diff(rows.offsets_R1).tolist()
-    plan = islice(packed_rows(lengths, batch_tokens, seed), skip * accumulate, None)
+    end = None if stop is None else stop * accumulate
+    plan = islice(packed_rows(lengths, batch_tokens, seed), skip * accumulate, end)
     copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def read_step() -> list[Batch]:

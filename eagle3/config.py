@@ -102,6 +102,16 @@ class Params(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _one_process_reads_what_is_deleted(self) -> Self:
+        if not self.extract.keep and self.train.processes > 1:
+            raise ValueError(
+                f"extract.keep is false, but train.processes is {self.train.processes}: a shard is "
+                "deleted by the process that has read it, and others may still need it; set "
+                "train.processes to 1, or extract.keep to true"
+            )
+        return self
+
 
 def parse_size(text: str) -> VocabSize:
     """Read a draft-vocabulary size as a person or dvc.yaml writes it: `32000` or `full`.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle3.artifacts import SPLITS, Corpus, HiddenStates, Split, TargetModel
+from eagle3.artifacts import HELD_OUT, SPLITS, Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import ExtractParams
 from eagle3.engines.base import RowStates, TargetEngine
 from eagle3.errors import StoreError
@@ -67,7 +67,7 @@ def extract_by(
 
     A killed run keeps its finished shards; the next one makes the others, and the bytes are those
     of a run that was never killed. `fill_stores` makes the shards that the stores lack; `engine`
-    is its engine and version.
+    is its engine and version. Without `params.keep` the train split is left out (eagle3.stream).
 
     Raises:
         StoreError: a state is not a number, or kept work is damaged.
@@ -77,7 +77,8 @@ def extract_by(
             finished shards are kept.
     """
     corpus.require_made_from(target, Corpus.home)
-    splits = {split: load_rows(Corpus.home / f"{split}.zarr") for split in SPLITS}
+    chosen = SPLITS if params.keep else HELD_OUT
+    splits = {split: load_rows(Corpus.home / f"{split}.zarr") for split in chosen}
     made_from = {target.stage: target.fingerprint, corpus.stage: corpus.fingerprint}
     work = workspace("extract", {**made_from, "params": params.content, "engine": engine})
     result = work / "result"
@@ -93,7 +94,7 @@ def extract_by(
         writers = {split: homes.start(f"{split}.zarr", rows) for split, rows in splits.items()}
         fill_stores(writers, progress)
         stores = {split: homes.finish(f"{split}.zarr") for split in splits}
-        states = _record(target, made_from, engine, stores)
+        states = _record(target, made_from, params.keep, engine, stores)
         states.save(result)
         publish(result, out)
     shutil.rmtree(work)
@@ -280,11 +281,13 @@ def _header(
 def _record(
     target: TargetModel,
     made_from: dict[str, str],
+    keep: bool,
     engine: str,
     stores: dict[Split, StateStore],
 ) -> HiddenStates:
     return HiddenStates(
         made_from=made_from,
+        keep=keep,
         aux_layers=target.aux_layers,
         hidden_size=target.hidden_size,
         tokens={split: store.header.tokens for split, store in stores.items()},

@@ -30,6 +30,7 @@ class States:
 
     raw_bytes: int
     bytes: int
+    """The most that lies on disk at a time."""
     basis: str
 
 
@@ -100,17 +101,30 @@ def plan_training(params: Params, tokens: int, gpus: int, results: Path = RESULT
             f"--gpus {gpus} cannot share train.accumulate ({train.accumulate}) micro-batches; "
             f"set train.accumulate to a multiple of {gpus}"
         )
-    dtype = params.extract.state_dtype
-    raw, stored = state_bytes(params.target.shape.hidden_size, tokens, dtype)
-    states = States(
-        raw,
-        stored,
-        f"four {dtype} states a token, at {EXPECTED_RATIO[dtype]} of their size: a little above "
-        "what was measured on SmolLM2-135M; another model's may pack otherwise",
-    )
     steps = tokens / (train.batch_tokens * train.accumulate)
+    states = _states(params, tokens, one_epoch=train.total_steps <= steps)
     sizes = tuple(_size_plan(params, size, tokens, gpus, results) for size in params.vocab.sizes)
     return Plan(tokens, gpus, states, steps, sizes)
+
+
+def _states(params: Params, tokens: int, one_epoch: bool) -> States:
+    extract, width = params.extract, params.target.shape.hidden_size
+    raw, stored = state_bytes(width, tokens, extract.state_dtype)
+    basis = (
+        f"four {extract.state_dtype} states a token, at {EXPECTED_RATIO[extract.state_dtype]} of "
+        "their size: a little above what was measured on SmolLM2-135M; another model's may pack "
+        "otherwise"
+    )
+    if extract.keep:
+        return States(raw, stored, basis)
+    if not one_epoch:
+        basis += "; with extract.keep false, too, all lie on disk until the last epoch reads them"
+        return States(raw, stored, basis)
+    # The shards ahead, and a row that lies across two.
+    shards = extract.ahead_shards + 2
+    _, window = state_bytes(width, shards * extract.shard_tokens, extract.state_dtype)
+    basis += f"; with extract.keep false, one epoch has at most {shards} shards on disk at a time"
+    return States(raw, min(stored, window), basis)
 
 
 def _size_plan(params: Params, size: VocabSize, tokens: int, gpus: int, results: Path) -> SizePlan:

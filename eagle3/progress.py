@@ -5,6 +5,7 @@ The library reports to a `Reporter`; the stages' own (tasks/) adds MLflow and Pr
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from typing import Protocol
@@ -45,9 +46,10 @@ class SilentReporter:
 
 
 class ConsoleReporter:
-    """A bar on standard error when it is a terminal, log lines otherwise."""
+    """A bar on standard error when it is a terminal, log lines otherwise. Threads may share one."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._bar: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._started: dict[str, float] = {}
@@ -57,7 +59,8 @@ class ConsoleReporter:
         """Move the bar, or write a line if the last one is old enough or the work is over."""
         self._started.setdefault(label, time.monotonic())
         if sys.stderr.isatty():
-            self._move_bar(label, done, total, unit)
+            with self._lock:
+                self._move_bar(label, done, total, unit)
             return
         now = time.monotonic()
         if done < total and now - self._last_line.get(label, 0.0) < SECONDS_BETWEEN_LINES:

@@ -207,6 +207,15 @@ class ExtractParams(Section):
     store: str | None = Field(
         description="s3://bucket/prefix for the states; null keeps them in data/hidden_states."
     )
+    keep: bool = Field(
+        description="true keeps the states of all splits. false keeps those of validation and eval "
+        "alone: train makes the training split's while it trains, once for each of vocab.sizes, "
+        "and deletes a shard when no later step reads it."
+    )
+    ahead_shards: Positive = Field(
+        description="With keep false: shards that the target may be ahead of training, all of "
+        "them on disk."
+    )
     workers: Positive = Field(
         description="Processes that share the shards, each with its own target; more than one run "
         "on Ray."
@@ -215,7 +224,7 @@ class ExtractParams(Section):
         description="HOST:PORT of a Ray cluster's head; null starts Ray here, if workers need it."
     )
 
-    how_it_runs: ClassVar[frozenset[str]] = frozenset({"workers", "ray_address"})
+    how_it_runs: ClassVar[frozenset[str]] = frozenset({"workers", "ray_address", "ahead_shards"})
     """Keys that change no byte of the store: DVC does not track them, and work goes on under
     others."""
 
@@ -236,6 +245,17 @@ class ExtractParams(Section):
                 f"extract.workers ({self.workers}) and extract.ray_address ({self.ray_address}) "
                 f"run transformers, but extract.backend is {self.backend}; set it to "
                 "transformers, or workers to 1 and ray_address to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ray_keeps_what_it_makes(self) -> Self:
+        if self.on_ray and not self.keep:
+            raise ValueError(
+                f"extract.keep is false, but extract.workers ({self.workers}) and "
+                f"extract.ray_address ({self.ray_address}) run Ray: one target beside the trainer "
+                "makes the training split then; set workers to 1 and ray_address to null, or keep "
+                "to true"
             )
         return self
 

@@ -35,6 +35,7 @@ from eagle3.replay import replay_rows
 from eagle3.sharding import place
 from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
+from eagle3.stream import StateStream
 from eagle3.target import read_embedding, read_final_norm, read_head
 from eagle3.team import ALONE, Team
 from eagle3.training_state import resume_state, save_state
@@ -57,6 +58,7 @@ class Trainer:
         work: Path,
         report: Reporter,
         team: Team = ALONE,
+        stream: StateStream | None = None,
     ) -> None:
         self.params, self.work, self.report, self.team = params, work, report, team
         self.aux_layers = target.aux_layers
@@ -81,7 +83,9 @@ class Trainer:
         self.hot: HotPath | None = None
         if self.device.type == "cuda" and params.dtype == "bfloat16":
             self.use_hot_path()
-        self.train_rows, self.train_store = open_split("train")
+        self.stream = stream
+        self.train_store: StateStore | StateStream
+        self.train_rows, self.train_store = (stream.rows, stream) if stream else open_split("train")
         self.validation_rows, self.validation_store = open_split("validation")
         self.step = 0
         self.curve: list[dict[str, float]] = []
@@ -99,6 +103,8 @@ class Trainer:
         """Train to the last step, from the state of an earlier run if there is one."""
         self._resume()
         self.team.require_same_step(self.step)
+        if self.stream:
+            self.stream.start(self.step)
         try:
             with self.placement.holding_signals():
                 # A run may have been stopped between an update and the validation after it.
@@ -124,6 +130,7 @@ class Trainer:
             accumulate=params.accumulate,
             seed=params.seed,
             skip=self.step,
+            stop=params.total_steps,
             device=self.device,
             team=self.team,
         )

@@ -14,7 +14,7 @@ def train_flow(params: Params, size: VocabSize) -> Drafter:
     corpus = Corpus.load(Corpus.home)
     states = HiddenStates.load(HiddenStates.home)
     vocab = DraftVocab.load(DraftVocab.home(size))
-    return train(target, corpus, states, vocab, params.drafter, params.train, Drafter.home(size))
+    return train(target, corpus, states, vocab, params, Drafter.home(size))
 
 
 if __name__ == "__main__":  # what dvc.yaml runs

@@ -31,6 +31,8 @@ PARAMS = ExtractParams(
     store=None,
     workers=1,
     ray_address=None,
+    keep=True,
+    ahead_shards=1,
 )
 TARGET = TargetModel(
     made_from={},

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from eagle3.artifacts import Corpus, Drafter, DraftVocab, HiddenStates, TargetModel
 from eagle3.config import Params, VocabSize
 from eagle3.corpus.build import build_corpus
+from eagle3.engines.base import TargetEngine
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.extract import extract_hidden_states
 from eagle3.progress import ConsoleReporter, Reporter
+from eagle3.stream import Streaming
 from eagle3.target import bring_target
 from eagle3.team import ALONE, Team
 from eagle3.train import train_drafter
@@ -48,9 +50,14 @@ def make_inputs(params: Params, size: VocabSize) -> Inputs:
 
 
 def train(
-    inputs: Inputs, params: Params, report: Reporter | None = None, team: Team = ALONE
+    inputs: Inputs,
+    params: Params,
+    report: Reporter | None = None,
+    team: Team = ALONE,
+    engine: TargetEngine | None = None,
 ) -> Drafter:
-    """Run train in the current directory."""
+    """Run train in the current directory; `engine` makes the states where they are not stored."""
+    streaming = Streaming(engine, params.extract.ahead_shards) if engine else None
     return train_drafter(
         inputs.target,
         inputs.corpus,
@@ -61,4 +68,5 @@ def train(
         Drafter.home(inputs.vocab.size),
         report or ConsoleReporter(),
         team,
+        streaming,
     )

@@ -119,6 +119,16 @@ class StateStore:
         pointer = None if is_url(where) else Pointer.find(Path(where))
         return DESCRIPTION in place_of(pointer.url if pointer else where).sizes()
 
+    @classmethod
+    def growing(cls, path: Path) -> "StateStore":
+        """Open a store that is being written: whoever reads knows which shards are sealed.
+
+        Raises:
+            StoreError: there is no store, or its description is damaged.
+        """
+        place = place_of(path)
+        return cls(place, read_header(place, place.sizes()), [])
+
     @property
     def sha256(self) -> str:
         """Hash of all states, by way of the checksums in the markers."""

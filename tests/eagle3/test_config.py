@@ -249,6 +249,18 @@ def test_a_store_that_is_no_bucket_is_refused_and_no_password_in_it_repeated(
     assert "secret" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("how", [{"workers": 2}, {"ray_address": "head:6379"}])
+def test_states_that_are_not_kept_are_not_made_on_ray(raw: dict[str, Any], how: dict[str, Any]):
+    raw["extract"] |= {"keep": False, **how}
+    refused(raw, r"extract.keep is false, .* set workers to 1 and ray_address to null, or keep to")
+
+
+def test_states_that_are_not_kept_are_read_by_one_process(raw: dict[str, Any]):
+    raw["extract"]["keep"] = False
+    raw["train"] |= {"processes": 2, "accumulate": 2}
+    refused(raw, r"train.processes is 2: .* set train.processes to 1, or extract.keep to true")
+
+
 def test_heads_that_do_not_group_are_refused(raw: dict[str, Any]):
     raw["drafter"] |= {"num_attention_heads": 9, "num_key_value_heads": 2}
     refused(raw, r"drafter.num_attention_heads \(9\) must be a multiple")

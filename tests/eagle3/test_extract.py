@@ -28,6 +28,8 @@ PARAMS = ExtractParams(
     store=None,
     workers=1,
     ray_address=None,
+    keep=True,
+    ahead_shards=1,
 )
 LENGTHS: dict[Split, list[int]] = {"train": [5, 9, 6, 20, 3], "validation": [16], "eval": [7, 4]}
 

@@ -28,7 +28,7 @@ from eagle3.footprint import (
 from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead
 from eagle3.optimizer import clip_and_update
-from eagle3.plan import plan_training
+from eagle3.plan import States, plan_training
 from eagle3.progress import ConsoleReporter
 from eagle3.store.ratio import EXPECTED_RATIO
 from eagle3.store.states import StateStore
@@ -163,6 +163,23 @@ def test_what_nobody_measured_is_not_made_up(kimi: Params, tiny_params: Params, 
     nowhere = plan_training(kimi, 1000, 1, tmp_path / "none.json").sizes[0]
     assert nowhere.time is None
     assert "run this in the project" in nowhere.no_time
+
+
+def test_states_that_are_not_kept_take_a_window_of_shards_for_one_epoch_and_all_for_more(
+    kimi: Params,
+):
+    def states(keep: bool, steps: int) -> States:
+        extract = kimi.extract.model_copy(update={"keep": keep})
+        train_params = kimi.train.model_copy(update={"total_steps": steps})
+        changed = kimi.model_copy(update={"extract": extract, "train": train_params})
+        return plan_training(changed, 17_300_000, 1, RESULTS).states
+
+    kept, window, again = states(True, 100), states(False, 100), states(False, 1000)
+
+    _, four_shards = state_bytes(7168, 4 * 32768, "bfloat16")
+    assert window.bytes == four_shards < kept.bytes == again.bytes
+    assert "at most 4 shards on disk at a time" in window.basis
+    assert "all lie on disk until the last epoch" in again.basis
 
 
 def test_damaged_results_are_named(tmp_path: Path):

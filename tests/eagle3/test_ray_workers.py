@@ -36,6 +36,8 @@ PARAMS = ExtractParams(
     store=None,
     workers=2,
     ray_address=None,
+    keep=True,
+    ahead_shards=1,
 )
 # 14, 2 and 2 shards; most rows of train lie across two.
 LENGTHS: dict[Split, list[int]] = {

@@ -51,6 +51,7 @@ class Project:
     corpus: Corpus
     states: HiddenStates
     drafters: dict[VocabSize, Drafter]
+    params: Params
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +73,7 @@ def build_project(tiny_target: Path) -> Project:
         drafter = params.drafter.model_copy(update=norms)
         chosen = params.model_copy(update={"drafter": drafter})
         drafters[size] = train(replace(inputs, vocab=vocab), chosen)
-    return Project(params.target, inputs.target, inputs.corpus, inputs.states, drafters)
+    return Project(params.target, inputs.target, inputs.corpus, inputs.states, drafters, params)
 
 
 def servable_target(tiny_target: Path, folder: Path) -> Path:
