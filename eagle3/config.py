@@ -99,6 +99,17 @@ class Params(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _what_is_captured_answers_as_it_is_extracted(self) -> Self:
+        backend = self.corpus.answers.backend
+        if self.extract.capture_answers and backend != "transformers":
+            raise ValueError(
+                f"extract.capture_answers is true, but corpus.answers.backend is {backend}, which "
+                "gives no state of an answer's last token; set it to transformers, or "
+                "extract.capture_answers to false"
+            )
+        return self
+
 
 def parse_size(text: str) -> VocabSize:
     """Read a draft-vocabulary size as a person or dvc.yaml writes it: `32000` or `full`.

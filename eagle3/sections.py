@@ -210,6 +210,10 @@ class ExtractParams(Section):
     ray_address: str | None = Field(
         description="HOST:PORT of a Ray cluster's head; null starts Ray here, if workers need it."
     )
+    capture_answers: bool = Field(
+        description="Keep the states of what the target answers while it answers, in the corpus "
+        "stage; extract then runs the target over the other rows alone."
+    )
 
     how_it_runs: ClassVar[frozenset[str]] = frozenset({"workers", "ray_address"})
     """Keys that change no byte of the store: DVC does not track them, and work goes on under
@@ -222,6 +226,17 @@ class ExtractParams(Section):
                 f"extract.workers ({self.workers}) and extract.ray_address ({self.ray_address}) "
                 f"run transformers, but extract.backend is {self.backend}; set it to "
                 "transformers, or workers to 1 and ray_address to null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _answers_are_captured_where_they_are_taken(self) -> Self:
+        if self.capture_answers and (self.on_ray or self.backend != "transformers"):
+            raise ValueError(
+                "extract.capture_answers keeps states for one process that runs transformers, but "
+                f"extract.backend is {self.backend}, workers {self.workers} and ray_address "
+                f"{self.ray_address}; set capture_answers to false, or the others to "
+                "transformers, 1 and null"
             )
         return self
 

@@ -27,6 +27,7 @@ PARAMS = ExtractParams(
     shard_tokens=16,
     workers=1,
     ray_address=None,
+    capture_answers=False,
 )
 LENGTHS: dict[Split, list[int]] = {"train": [5, 9, 6, 20, 3], "validation": [16], "eval": [7, 4]}
 

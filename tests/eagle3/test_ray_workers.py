@@ -34,6 +34,7 @@ PARAMS = ExtractParams(
     shard_tokens=16,
     workers=2,
     ray_address=None,
+    capture_answers=False,
 )
 # 14, 2 and 2 shards; most rows of train lie across two.
 LENGTHS: dict[Split, list[int]] = {
