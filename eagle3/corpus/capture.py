@@ -7,6 +7,7 @@ these count as answered, and removed once they are taken.
 Shapes: n tokens of one store, T tokens of one row, H target width.
 """
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -56,11 +57,10 @@ class AnswerCapture:
         for some in _by_size(captured, self._params.shard_tokens):
             rows = _rows([one.row for one in some])
             path = self._folder / split / f"{rows_sha256(rows)[:16]}.zarr"
+            # A run that was killed before these answers counted may have left them, or a part.
+            shutil.rmtree(path, ignore_errors=True)
             with room_for("states of answers", self._folder):
                 writer = StateWriter(path, self._header(rows, dtype), rows)
-                # A run that was killed before its answers counted has been here already.
-                if writer.done:
-                    continue
                 aux_n3H, last_nH = writer.buffers(0)
                 for number, one in enumerate(some):
                     here = rows.span(number)
