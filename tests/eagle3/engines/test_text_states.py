@@ -3,7 +3,7 @@
 Tolerance: a batch with padding and a cache adds in another order than a row alone. In float32 such
 states were off by at most 4e-6 of the largest value of their state. In bfloat16 both ways round at
 every step, and differently: measured against float32, the root mean square error of the states kept
-was 0.996 to 1.011 of that of a pass of their own.
+was 1.001 to 1.010 times that of a pass of their own.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ PROMPTS = [[1, 50, 60, 70], [1, 80], [1, 90, 91, 92, 93, 94, 95], [1, 44, 45]]
 GREEDY = Sampling(temperature=0, top_p=1.0, max_new_tokens=12, seed=0)
 SAMPLED = Sampling(temperature=0.8, top_p=0.9, max_new_tokens=12, seed=3)
 # Hot and long: some of these answers end by themselves, and some are cut.
-ENDING = Sampling(temperature=2.0, top_p=1.0, max_new_tokens=100, seed=0)
+ENDING = Sampling(temperature=2.0, top_p=1.0, max_new_tokens=70, seed=0)
 MANY = [[1, *range(40, 41 + number % 5)] for number in range(12)]
 
 ROUNDING = 2e-5
