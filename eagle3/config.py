@@ -100,12 +100,12 @@ class Params(Section):
         return self
 
     @model_validator(mode="after")
-    def _what_is_captured_answers_as_it_is_extracted(self) -> Self:
-        backend = self.corpus.answers.backend
-        if self.extract.capture_answers and backend != "transformers":
+    def _what_is_captured_is_what_would_be_extracted(self) -> Self:
+        answers, states = self.corpus.answers.backend, self.extract.backend
+        if self.extract.capture_answers and answers != states:
             raise ValueError(
-                f"extract.capture_answers is true, but corpus.answers.backend is {backend}, which "
-                "gives no state of an answer's last token; set it to transformers, or "
+                f"extract.capture_answers is true, but corpus.answers.backend is {answers} and "
+                f"extract.backend {states}, whose states differ; set both to one of them, or "
                 "extract.capture_answers to false"
             )
         return self

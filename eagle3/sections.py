@@ -230,13 +230,12 @@ class ExtractParams(Section):
         return self
 
     @model_validator(mode="after")
-    def _answers_are_captured_where_they_are_taken(self) -> Self:
-        if self.capture_answers and (self.on_ray or self.backend != "transformers"):
+    def _answers_are_captured_for_one_process(self) -> Self:
+        if self.capture_answers and self.on_ray:
             raise ValueError(
-                "extract.capture_answers keeps states for one process that runs transformers, but "
-                f"extract.backend is {self.backend}, workers {self.workers} and ray_address "
-                f"{self.ray_address}; set capture_answers to false, or the others to "
-                "transformers, 1 and null"
+                "extract.capture_answers keeps states for one process, but extract.workers is "
+                f"{self.workers} and ray_address {self.ray_address}; set capture_answers to "
+                "false, or the others to 1 and null"
             )
         return self
 
