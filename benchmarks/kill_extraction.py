@@ -47,6 +47,7 @@ PARAMS = ExtractParams(
     ray_address=None,
     keep=True,
     ahead_shards=1,
+    capture_answers=False,
 )
 ROWS = {"train": 30, "validation": 6, "eval": 6}
 SHORTEST, LONGEST = 5, 60

@@ -1,6 +1,6 @@
 """params.yaml as a whole: read, checked at once, every bad key named.
 
-The sections themselves are in eagle3/sections.py and eagle3/model_sections.py.
+The sections themselves are in eagle3/sections.py, extract_section.py and model_sections.py.
 """
 
 import re
@@ -11,6 +11,7 @@ import yaml
 from pydantic import ValidationError, model_validator
 
 from eagle3.errors import ParamsError
+from eagle3.extract_section import ExtractParams
 from eagle3.model_sections import (
     DrafterParams,
     EvaluateParams,
@@ -23,7 +24,6 @@ from eagle3.sections import (
     CorpusParams,
     Device,
     Dtype,
-    ExtractParams,
     Fraction,
     HuggingFaceSource,
     JsonlSource,
@@ -109,6 +109,17 @@ class Params(Section):
                 f"extract.keep is false, but train.processes is {self.train.processes}: a shard is "
                 "deleted by the process that has read it, and others may still need it; set "
                 "train.processes to 1, or extract.keep to true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_captured_is_what_would_be_extracted(self) -> Self:
+        answers, states = self.corpus.answers.backend, self.extract.backend
+        if self.extract.capture_answers and answers != states:
+            raise ValueError(
+                f"extract.capture_answers is true, but corpus.answers.backend is {answers} and "
+                f"extract.backend {states}, whose states differ; set both to one of them, or "
+                "extract.capture_answers to false"
             )
         return self
 

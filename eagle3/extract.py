@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3.artifacts import HELD_OUT, SPLITS, Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import ExtractParams
-from eagle3.engines.base import RowStates, TargetEngine
+from eagle3.engines.base import LAST, RowStates, TargetEngine
 from eagle3.errors import StoreError
 from eagle3.progress import Reporter
 from eagle3.store.homes import StoreHomes
@@ -29,8 +29,6 @@ from eagle3.store.writer import StateWriter
 from eagle3.work import publish, room_for, workspace
 
 log = logging.getLogger(__name__)
-
-LAST = "before final norm"
 
 # Tokens that one call of the engine gets: some rows for a server to batch, and about ten seconds
 # of SmolLM2 on two cores, between two steps of the progress.
@@ -130,7 +128,7 @@ class TokenProgress:
         self._estimated = True
         pace, left = tokens / max(seconds, 1e-9), self._total - self._done
         log.info(
-            "the target reads %.0f tokens a second: about %.0f s for the %d tokens still to come",
+            "states come at %.0f tokens a second: about %.0f s for the %d tokens still to come",
             *(pace, left / pace, left),
         )
 

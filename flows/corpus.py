@@ -11,7 +11,7 @@ from tasks.stage import run_stage
 def corpus_flow(params: Params) -> Corpus:
     """Read the sources, let the target answer, split, and mask what is not supervised."""
     target = TargetModel.load(TargetModel.home)
-    return corpus(target, params.corpus, params.target, Corpus.home)
+    return corpus(target, params.corpus, params.extract, params.target, Corpus.home)
 
 
 if __name__ == "__main__":  # what dvc.yaml runs

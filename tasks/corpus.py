@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from eagle3.artifacts import Corpus, TargetModel
-from eagle3.config import CorpusParams, TargetParams
+from eagle3.config import CorpusParams, ExtractParams, TargetParams
 from eagle3.corpus.build import build_corpus
+from eagle3.corpus.capture import AnswerCapture
 from eagle3.engines.backend import open_engine
+from eagle3.engines.base import CapturingEngine
 from eagle3.work import WORK
 from tasks.prefect_lazy import task
 from tasks.reporter import StageReporter
@@ -13,11 +15,22 @@ from tasks.reporter import StageReporter
 
 @task(name="build-corpus", retries=1)
 def corpus(
-    target: TargetModel, params: CorpusParams, target_params: TargetParams, out: Path
+    target: TargetModel,
+    params: CorpusParams,
+    extract: ExtractParams,
+    target_params: TargetParams,
+    out: Path,
 ) -> Corpus:
-    """Build the corpus; the target answers through the engine that params name."""
+    """Build the corpus; the target answers through the engine that params name.
+
+    What `extract` says decides what is kept for the next stage, and nothing of the corpus.
+    """
     answers = params.answers
     longest = params.max_length + answers.max_new_tokens + 1
     log_file = WORK / "vllm-corpus.log"
     with open_engine(answers.backend, target, target_params, longest, log_file) as engine:
-        return build_corpus(target, params, engine, out, StageReporter("corpus"))
+        capture = None
+        if extract.capture_answers:
+            assert isinstance(engine, CapturingEngine), f"{engine.name} keeps no states"
+            capture = AnswerCapture(target, engine, extract, params.max_length)
+        return build_corpus(target, params, engine, out, StageReporter("corpus"), capture)

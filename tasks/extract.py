@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from eagle3.artifacts import Corpus, HiddenStates, TargetModel
+from eagle3.captured.take import captured_first
 from eagle3.config import ExtractParams, TargetParams
 from eagle3.engines.backend import open_engine
 from eagle3.extract import extract_by, extract_hidden_states, longest_row
@@ -38,4 +39,7 @@ def extract(
     longest = longest_row() + 1
     log_file = WORK / "vllm-extract.log"
     with open_engine(params.backend, target, target_params, longest, log_file) as engine:
-        return extract_hidden_states(target, corpus, params, engine, out, report)
+        if not params.capture_answers:
+            return extract_hidden_states(target, corpus, params, engine, out, report)
+        with captured_first(target, engine, params) as either:
+            return extract_hidden_states(target, corpus, params, either, out, report)

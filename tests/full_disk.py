@@ -33,6 +33,7 @@ PARAMS = ExtractParams(
     ray_address=None,
     keep=True,
     ahead_shards=1,
+    capture_answers=False,
 )
 TARGET = TargetModel(
     made_from={},

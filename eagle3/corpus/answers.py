@@ -33,9 +33,11 @@ def answer_conversations(
     max_length: int,
     journal: Path,
     told: Callable[[int], None],
+    keep: Callable[[dict[str, TokenRow]], None] | None = None,
 ) -> dict[str, TokenRow]:
     """Rows by row id, each user turn answered by the target; `told` hears how many are done.
 
+    `keep` is given every unit before it counts as answered: after a kill it may get one again.
     Rows are not cut yet; a prompt that fills `max_length` alone is not answered.
     """
     units = plan_units(conversations, template, batch_size)
@@ -43,6 +45,8 @@ def answer_conversations(
     for unit in units:
         if any(conversation.row_id not in rows for conversation in unit):
             answered = answer_unit(unit, template, engine, sampling, max_length)
+            if keep is not None:
+                keep(answered)
             append_to_journal(journal, answered)
             rows |= answered
         told(len(rows))

@@ -13,6 +13,7 @@ import numpy as np
 from eagle3.artifacts import SPLITS, Corpus, Split, TargetModel, fingerprint_of
 from eagle3.config import CorpusParams
 from eagle3.corpus.answers import answer_conversations
+from eagle3.corpus.capture import AnswerCapture
 from eagle3.corpus.normalise import Conversation
 from eagle3.corpus.split import DROPPED, gather
 from eagle3.corpus.template import ChatTemplate, TokenRow
@@ -34,12 +35,18 @@ FILLED_BY: dict[Split, str] = {
 
 
 def build_corpus(
-    target: TargetModel, params: CorpusParams, engine: TargetEngine, out: Path, report: Reporter
+    target: TargetModel,
+    params: CorpusParams,
+    engine: TargetEngine,
+    out: Path,
+    report: Reporter,
+    capture: AnswerCapture | None = None,
 ) -> Corpus:
     """Read, split, answer and tokenise; the result lies in `out`, its record written last.
 
     Rows of a split are in order of row id. Killed and started again, it goes on from the last
-    finished batch of answers.
+    finished batch of answers. With `capture`, the states of what the target answers are kept; the
+    corpus is the same.
 
     Raises:
         CorpusError: a source is missing or malformed, or a split ends up empty.
@@ -48,7 +55,7 @@ def build_corpus(
     _require_every_split(gathered.by_split, params)
     template = ChatTemplate(load_tokenizer(target), end_token_ids(target))
     work = workspace("corpus", _made_of(target, params, engine, gathered.by_split))
-    answered = _answer_all(gathered.by_split, params, template, engine, work, report)
+    answered = _answer_all(gathered.by_split, params, template, engine, work, report, capture)
     counts = Counter(gathered.counts)
     rows = _finish(answered, params, counts)
     _require_supervision(gathered.by_split, rows, params)
@@ -84,6 +91,7 @@ def _answer_all(
     engine: TargetEngine,
     work: Path,
     report: Reporter,
+    capture: AnswerCapture | None,
 ) -> dict[Split, dict[str, TokenRow]]:
     """Whole rows of every split, in order of row id."""
     total = sum(map(len, by_split.values()))
@@ -97,15 +105,17 @@ def _answer_all(
         if split == "train" and params.answers.by == "dataset":
             rows[split] = {c.row_id: template.told(c.messages) for c in conversations}
         else:
+            kept = capture.of(split) if capture else None
             found = answer_conversations(
                 conversations,
                 template,
-                engine,
+                kept or engine,
                 _sampling(split, params),
                 params.answers.batch_size,
                 params.max_length,
                 work / f"answers-{split}.jsonl",
                 progress,
+                kept.keep if kept else None,
             )
             rows[split] = {c.row_id: found[c.row_id] for c in conversations}
         progress(0)

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
+
+LAST = "before final norm"
+"""Which last state an engine gives, as the stores say it."""
 
 
 @dataclass(frozen=True)
@@ -39,3 +42,17 @@ class TargetEngine(Protocol):
 
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Hidden states of each row, one forward pass, on the CPU."""
+
+
+@runtime_checkable
+class CapturingEngine(TargetEngine, Protocol):
+    """An engine that can keep the states of a text while it writes it."""
+
+    def generate_with_states(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> tuple[list[list[int]], list[RowStates | None]]:
+        """The answers of `generate`, token for token, and the states of each prompt and answer.
+
+        They equal those of `states` within the rounding of the dtype that the target runs in. None
+        for a row whose states cannot be had this way.
+        """

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from eagle3.artifacts import TargetModel
 from eagle3.config import TargetParams
 from eagle3.engines.base import RowStates, Sampling
+from eagle3.engines.text_states import TextStates, feed_last
 from eagle3.errors import TargetError
 from eagle3.target import end_token_ids, load_model
 from eagle3.target.quiet import quiet_transformers
@@ -47,14 +48,54 @@ class TransformersEngine:
         if not prompts:
             return []
         ids_BL, mask_BL = _left_padded(prompts, self._end_ids[0], self._model.device)
-        with quiet_transformers(), torch.no_grad(), _seeded(prompts, sampling, self._model.device):
-            text_BT: Tensor = self._model.generate(
+        text = self._write(prompts, ids_BL, mask_BL, sampling)
+        return self._answers(text.sequences, ids_BL.shape[1])
+
+    def generate_with_states(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> tuple[list[list[int]], list[RowStates | None]]:
+        """The answers of `generate`, with states; see `CapturingEngine`.
+
+        All states of the batch are held in memory until the last of its rows is dropped.
+        """
+        if not prompts:
+            return [], []
+        ids_BL, mask_BL = _left_padded(prompts, self._end_ids[0], self._model.device)
+        longest = ids_BL.shape[1]
+        kept = TextStates(self._aux_layers, self._last_layer, longest + sampling.max_new_tokens)
+        layers = (*self._aux_layers, self._last_layer)
+        with capture_states(self._decoder, layers) as states:
+            with kept.taken_from(self._decoder, states):
+                text = self._write(prompts, ids_BL, mask_BL, sampling)
+            answers = self._answers(text.sequences, longest)
+            ended = [longest + len(answer) for answer in answers]
+            # Rows that end with the batch: their last token was written, and not fed back.
+            open_rows = [row for row, end in enumerate(ended) if end == text.sequences.shape[1]]
+            fed = feed_last(self._decoder, text.cache, text.sequences, mask_BL, open_rows)
+            if fed:
+                kept.put_last(open_rows, states)
+        return answers, [
+            kept.row(row, longest - len(prompts[row]), end) if fed or row not in open_rows else None
+            for row, end in enumerate(ended)
+        ]
+
+    def _write(
+        self,
+        prompts: Sequence[Sequence[int]],
+        ids_BL: Tensor,
+        mask_BL: Tensor,
+        sampling: Sampling,
+    ) -> Any:
+        """What transformers makes of padded prompts: `sequences`, prompts included, and `cache`."""
+        with quiet_transformers(), torch.no_grad(), _seeded(prompts, sampling, ids_BL.device):
+            return self._model.generate(
                 ids_BL,
                 attention_mask=mask_BL,
                 generation_config=self._generation_config(sampling),
             )
-        answers_BT = text_BT[:, ids_BL.shape[1] :].tolist()
-        return [_up_to_end(answer, self._end_ids) for answer in answers_BT]
+
+    def _answers(self, text_BS: Tensor, longest: int) -> list[list[int]]:
+        return [_up_to_end(answer, self._end_ids) for answer in text_BS[:, longest:].tolist()]
 
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Hidden states of each row; see `TargetEngine`.
@@ -93,6 +134,7 @@ class TransformersEngine:
             # Not compiled: every batch has its own shapes, and would be compiled anew.
             "cache_implementation": "static",
             "disable_compile": True,
+            "return_dict_in_generate": True,
         }
         if sampling.temperature == 0:
             return transformers.GenerationConfig(do_sample=False, **common)

@@ -8,9 +8,10 @@ import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -31,6 +32,10 @@ URL_VARIABLE = "EAGLE3_VLLM_URL"
 
 AT_ONCE = 64
 ROWS_AT_ONCE = 8
+
+# Read by Eagle3HiddenStates and the connector that it extends.
+SAVE_STATES = {"eagle3_save_states": True}
+SAVE_ANSWER_STATES = {**SAVE_STATES, "include_output_tokens": True, "eagle3_one_more": True}
 
 
 class VllmEngine:
@@ -62,8 +67,8 @@ class VllmEngine:
 
     @property
     def name(self) -> str:
-        """Engine and version."""
-        return self._client.name
+        """Engine and version, and the dtype the target runs in."""
+        return f"{self._client.name}, {self._dtype}"
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +91,19 @@ class VllmEngine:
         client = self._client
         return in_parallel(lambda prompt: client.answer(prompt, sampling), prompts, AT_ONCE)
 
+    def generate_with_states(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling
+    ) -> tuple[list[list[int]], list[RowStates | None]]:
+        """The answers of `generate`, with states; see `CapturingEngine`.
+
+        None from a server without our connector's `eagle3_one_more`, of rows that ended themselves.
+        """
+        client = self._client
+        found = in_parallel(
+            lambda prompt: self._answer_with_states(client, prompt, sampling), prompts, AT_ONCE
+        )
+        return [answer for answer, _ in found], [states for _, states in found]
+
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Hidden states of each row, in the dtype the target runs in, on the CPU."""
         client = self._client
@@ -93,16 +111,36 @@ class VllmEngine:
 
     def _states_of(self, client: VllmClient, row: Sequence[int]) -> RowStates:
         greedy = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=1, seed=0)
-        wanted = {"kv_transfer_params": {"eagle3_save_states": True}}
-        answer = client.complete(row, greedy, wanted)
+        answer = client.complete(row, greedy, {"kv_transfer_params": SAVE_STATES})
+        return self._saved(client, answer, row)
+
+    def _answer_with_states(
+        self, client: VllmClient, prompt: Sequence[int], sampling: Sampling
+    ) -> tuple[list[int], RowStates | None]:
+        """One token more than the answer is written, and dropped: only then is its end read."""
+        longer = replace(sampling, max_new_tokens=sampling.max_new_tokens + 1)
+        answer = client.complete(prompt, longer, {"kv_transfer_params": SAVE_ANSWER_STATES})
+        written = answer["choices"][0]["token_ids"]
+        ends = (place + 1 for place, token in enumerate(written) if token in self._stop)
+        count = min(next(ends, sampling.max_new_tokens), sampling.max_new_tokens)
+        states = self._saved(client, answer, [*prompt, *written[:-1]])
+        tokens = len(prompt) + count
+        if len(states.last_TH) < tokens:
+            return written[:count], None
+        return written[:count], RowStates(states.aux_T3H[:tokens], states.last_TH[:tokens])
+
+    def _saved(
+        self, client: VllmClient, answer: dict[str, Any], tokens: Sequence[int]
+    ) -> RowStates:
+        """The states that came with an answer, which must be those of these tokens."""
         path = (answer.get("kv_transfer_params") or {}).get("hidden_states_path")
         if path is None:
             raise EngineError(
                 f"{client.http.url} gave no hidden states; unset {URL_VARIABLE} so that a server "
                 "is started with the connector, or start yours with Eagle3HiddenStates"
             )
-        states_TLH = read_states(Path(path), row)
-        expected = (len(row), len(self._layers), self._target.hidden_size)
+        states_TLH = read_states(Path(path), tokens)
+        expected = (len(tokens), len(self._layers), self._target.hidden_size)
         if states_TLH.shape != expected:
             raise EngineError(
                 f"{path} holds states of shape {tuple(states_TLH.shape)}, but tokens, layers and "

@@ -15,7 +15,8 @@ SIZE = "${item.size}"
 NOT_WORK = {
     f"eagle3/{name}.py"
     for name in (
-        *("config", "sections", "model_sections", "errors", "records", "artifacts"),
+        *("config", "sections", "extract_section", "model_sections"),
+        *("errors", "records", "artifacts"),
         *("comparison", "progress", "work"),
     )
 }

@@ -255,6 +255,11 @@ def test_states_that_are_not_kept_are_not_made_on_ray(raw: dict[str, Any], how: 
     refused(raw, r"extract.keep is false, .* set workers to 1 and ray_address to null, or keep to")
 
 
+def test_answers_are_not_captured_for_states_that_are_not_kept(raw: dict[str, Any]):
+    raw["extract"] |= {"keep": False, "capture_answers": True}
+    refused(raw, r"extract.keep is false, so that train makes .*; set one of them the other way")
+
+
 def test_states_that_are_not_kept_are_read_by_one_process(raw: dict[str, Any]):
     raw["extract"]["keep"] = False
     raw["train"] |= {"processes": 2, "accumulate": 2}
@@ -316,3 +321,15 @@ def test_an_engine_that_nobody_knows_is_refused(
 def test_answers_come_from_an_engine_that_is_known(raw: dict[str, Any]):
     raw["corpus"]["answers"]["backend"] = "tgi"
     refused(raw, r"corpus\.answers\.backend: Input should be 'transformers' or 'vllm'")
+
+
+@pytest.mark.parametrize("how", [{"workers": 2}, {"ray_address": "head:6379"}])
+def test_answers_are_captured_for_one_process(raw: dict[str, Any], how: dict[str, Any]):
+    raw["extract"] |= {"capture_answers": True, **how}
+    refused(raw, r"set capture_answers to false, or the others to 1 and null")
+
+
+def test_answers_are_captured_by_the_backend_that_extracts(raw: dict[str, Any]):
+    raw["corpus"]["answers"]["backend"] = "vllm"
+    raw["extract"]["capture_answers"] = True
+    refused(raw, r"corpus.answers.backend is vllm .* set both to one of them, or extract.capture")

@@ -30,6 +30,7 @@ PARAMS = ExtractParams(
     ray_address=None,
     keep=True,
     ahead_shards=1,
+    capture_answers=False,
 )
 LENGTHS: dict[Split, list[int]] = {"train": [5, 9, 6, 20, 3], "validation": [16], "eval": [7, 4]}
 

@@ -2,9 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from eagle3.artifacts import Corpus
-from eagle3.config import Params, check_params
+from eagle3.artifacts import Corpus, TargetModel
+from eagle3.captured.place import captured_folder
+from eagle3.config import Params, TargetParams, check_params
 from eagle3.leftovers import work_folders
+from eagle3.target import bring_target
 from eagle3.work import NOTE, publish, workspace
 
 
@@ -50,6 +52,17 @@ def test_work_on_other_params_is_named_with_the_section(tiny_params: Params):
     changed = with_value(tiny_params, "train", "seed", 7)
 
     assert reasons(changed) == ["", "params.yaml has other values in train"]
+
+
+def test_captured_states_are_kept_until_they_would_be_stored_in_another_dtype(
+    tiny_params: Params, tiny_target_params: TargetParams
+):
+    target = bring_target(tiny_target_params, TargetModel.home)
+    captured_folder(target, "an engine", tiny_params.extract)
+
+    assert reasons(tiny_params) == [""]
+    changed = with_value(tiny_params, "extract", "state_dtype", "float32")
+    assert reasons(changed) == ["params.yaml has other values in extract"]
 
 
 def test_work_on_another_corpus_is_unusable(tiny_params: Params):

@@ -38,6 +38,7 @@ PARAMS = ExtractParams(
     ray_address=None,
     keep=True,
     ahead_shards=1,
+    capture_answers=False,
 )
 # 14, 2 and 2 shards; most rows of train lie across two.
 LENGTHS: dict[Split, list[int]] = {

@@ -11,7 +11,7 @@ from eagle3.engines.base import Sampling
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.engines.vllm import VllmEngine
 from eagle3.store.rows import load_rows
-from eagle3.target import read_final_norm, read_head, target_logits
+from eagle3.target import end_token_ids, read_final_norm, read_head, target_logits
 
 GREEDY = Sampling(temperature=0.0, top_p=1.0, max_new_tokens=24, seed=0)
 
@@ -78,6 +78,28 @@ def test_states_are_those_of_transformers_by_the_logits_they_give(project, vllm,
         torch.testing.assert_close(mine.aux_T3H, theirs.aux_T3H, rtol=1e-4, atol=1e-4)
         logits = [target_logits(s.last_TH, norm_H, eps, head_VH) for s in (mine, theirs)]
         torch.testing.assert_close(logits[0], logits[1], rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        GREEDY,
+        # Hot and long: some of these end by themselves, and some are cut.
+        Sampling(temperature=2.0, top_p=1.0, max_new_tokens=100, seed=0),
+    ],
+)
+def test_states_kept_while_answering_are_those_of_a_pass_of_their_own(project, vllm, sampling):
+    prompts = [[1, *range(40, 41 + number % 5)] for number in range(12)]
+    answers, found = vllm.generate_with_states(prompts, sampling)
+
+    assert answers == vllm.generate(prompts, sampling)
+    if sampling is not GREEDY:
+        ends = end_token_ids(project.target)
+        assert {answer[-1] in ends for answer in answers} == {True, False}
+    rows = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
+    for mine, theirs in zip(found, vllm.states(rows), strict=True):
+        torch.testing.assert_close(mine.aux_T3H, theirs.aux_T3H, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(mine.last_TH, theirs.last_TH, rtol=1e-4, atol=1e-4)
 
 
 def test_the_engine_names_its_version(vllm):

@@ -13,7 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import eagle3_one_more
 import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
     ExampleHiddenStatesConnector,
     PendingSave,
@@ -37,6 +39,11 @@ class Copied:
 
 class Eagle3HiddenStates(ExampleHiddenStatesConnector):
     """vLLM's connector, for either device, for the requests that ask."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            eagle3_one_more.register()
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         """Drop the requests that did not ask for states from the list of files to write."""
