@@ -31,28 +31,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from train_step import SHAPES
 
 from eagle3.attention import rotate
 from eagle3.drafter import DraftCache, DrafterNet, DraftShape
-from eagle3.throughput import MEASURED_SHAPE as KIMI
 
 RESULTS = Path("benchmarks/results/draft_step.json")
 BYTES_PER_S = 4.8e12
 """Of an H200's memory, by its data sheet."""
 MORE_THAN_THE_CACHE = 1.2e9
 WARM_UP, REPLAYS, CHAIN = 10, 200, 3
-
-TINY = replace(
-    KIMI,
-    hidden_size=64,
-    vocab_size=512,
-    draft_vocab=128,
-    intermediate_size=96,
-    num_attention_heads=8,
-    num_key_value_heads=8,
-    head_dim=16,
-)
-SHAPES = {"kimi-k2.5": KIMI, "tiny": TINY}
 
 
 class FusedLayer:
@@ -162,8 +150,8 @@ class Bench:
         share = replace(
             shape,
             draft_vocab=1,
-            num_attention_heads=shape.num_attention_heads // ranks,
-            num_key_value_heads=shape.num_key_value_heads // ranks,
+            num_attention_heads=max(1, shape.num_attention_heads // ranks),
+            num_key_value_heads=max(1, shape.num_key_value_heads // ranks),
             intermediate_size=shape.intermediate_size // ranks,
         )
         net = network(share, self.device, self.dtype)

@@ -174,6 +174,15 @@ def states(args: argparse.Namespace) -> None:
         note(f"vocab@{size}", started, draft_vocab=vocab.draft_vocab)
 
 
+def made() -> tuple[TargetModel, Corpus, HiddenStates]:
+    """What `states` has left."""
+    return (
+        TargetModel.load(TargetModel.home),
+        Corpus.load(Corpus.home),
+        HiddenStates.load(HiddenStates.home),
+    )
+
+
 class Figures(ConsoleReporter):
     """Progress as ever, and the figures of training kept."""
 
@@ -197,9 +206,7 @@ def train(args: argparse.Namespace) -> None:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
         drafter = train_drafter(
-            TargetModel.load(TargetModel.home),
-            Corpus.load(Corpus.home),
-            HiddenStates.load(HiddenStates.home),
+            *made(),
             DraftVocab.load(DraftVocab.home(size)),
             params.drafter,
             params.train,
@@ -220,9 +227,7 @@ def evaluate(args: argparse.Namespace) -> None:
     for name in args.sizes:
         size, started = parse_size(name), time.monotonic()
         evaluate_drafter(
-            TargetModel.load(TargetModel.home),
-            Corpus.load(Corpus.home),
-            HiddenStates.load(HiddenStates.home),
+            *made(),
             Drafter.load(Drafter.home(size)),
             params.evaluate,
             params.target,
