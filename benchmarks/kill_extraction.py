@@ -13,6 +13,7 @@ and not into minutes of imports.
 
 import argparse
 import os
+import shutil
 import signal
 import sys
 import time
@@ -171,12 +172,19 @@ def kill_after(seconds: float, work: Callable[[], None]) -> bool:
     return True
 
 
-def run(bench: Bench, kills: int) -> dict[str, object]:
-    """Make stores until so many kills have fallen; what was found."""
+def differing(store: dict[str, bytes], reference: dict[str, bytes]) -> list[str]:
+    """Files that are not the same in both, or are in one alone."""
+    names = sorted(store.keys() | reference.keys())
+    return [name for name in names if store.get(name) != reference.get(name)]
+
+
+def run(bench: Bench, kills: int, kept: Path) -> dict[str, object]:
+    """Make stores until so many kills have fallen; what was found. Unequal ones go to `kept`."""
     whole_s = finish(bench.extract_in("reference"))
     reference = bench.files("reference")
     found: Counter[str] = Counter()
-    fallen, stores, unequal, too_late = 0, 0, [], 0
+    fallen, stores, too_late = 0, 0, 0
+    unequal: dict[str, list[str]] = {}
     while fallen < kills:
         name = f"store{stores:04d}"
         stores += 1
@@ -189,8 +197,10 @@ def run(bench: Bench, kills: int) -> dict[str, object]:
             fallen += 1
             found[bench.state(name)[1]] += 1
         finish(bench.extract_in(name))
-        if bench.files(name) != reference:
-            unequal.append(name)
+        if differs := differing(bench.files(name), reference):
+            unequal[name] = differs
+            for each in (name, "reference"):
+                shutil.copytree(bench.folder / each / OUT, kept / each, dirs_exist_ok=True)
         if stores % 10 == 0:
             print(f"{fallen} kills, {stores} stores, {len(unequal)} unequal", file=sys.stderr)
     return {
@@ -210,12 +220,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--kills", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kept", type=Path, default=Path("unequal"), help="for unequal stores")
     args = parser.parse_args()
     # A forked child has none of its parent's threads.
     torch.set_num_threads(1)
-    home = Path.cwd()
+    home, kept = Path.cwd(), args.kept.resolve()
     with TemporaryDirectory(prefix="kill-extraction-") as name:
-        facts = run(Bench(Path(name), args.seed), args.kills)
+        facts = run(Bench(Path(name), args.seed), args.kills, kept)
         os.chdir(home)
     keep("kill_extraction", f"{args.kills} kills, seed {args.seed}", facts)
     if facts["unequal"]:
