@@ -8,7 +8,8 @@ the layout's files leave the page cache (POSIX_FADV_DONTNEED); the host of a vir
 keep what this machine has forgotten. Written files are synced within the timed writing. Rows are
 read in one shuffled order, each before the next is asked for; up to --shuffled-gb of them.
 
-Layouts are written, read and removed one after the other, so the disk holds one at a time.
+Layouts are written, read and removed one after the other, so the disk holds one at a time; of
+--layouts, plain, bfloat16 and safetensors are always needed.
 """
 
 import argparse
@@ -105,19 +106,21 @@ def compare(case: str, states: States, args: argparse.Namespace, repeats: int) -
     with TemporaryDirectory(dir=args.folder, prefix="store-read-") as name:
         folder = Path(name) / "states"
         shard = args.shard_tokens
-        layouts: list[Callable[[], Layout]] = [
-            lambda: Plain(folder, states),
+        layouts: list[tuple[str, Callable[[], Layout]]] = [
+            ("plain", lambda: Plain(folder, states)),
             *(
-                lambda chunk=chunk: Ours(folder, states, "bfloat16", chunk, shard)
+                ("bfloat16", lambda chunk=chunk: Ours(folder, states, "bfloat16", chunk, shard))
                 for chunk in args.chunk_tokens
             ),
-            lambda: Ours(folder, states, "float8", args.chunk_tokens[0], shard),
-            lambda: SafetensorsRows(folder, states),
-            lambda: TorchRows(folder, states),
-            lambda: Npy(folder, states),
+            ("float8", lambda: Ours(folder, states, "float8", args.chunk_tokens[0], shard)),
+            ("safetensors", lambda: SafetensorsRows(folder, states)),
+            ("torch", lambda: TorchRows(folder, states)),
+            ("npy", lambda: Npy(folder, states)),
         ]
         found = {}
-        for make in layouts:
+        for kind, make in layouts:
+            if kind not in args.layouts:
+                continue
             layout = make()
             found[layout.name] = measure(layout, args.shuffled_gb, repeats)
             print(layout.name, found[layout.name], flush=True)
@@ -134,15 +137,15 @@ def compare(case: str, states: States, args: argparse.Namespace, repeats: int) -
         "layouts": found,
         "sequential_over_plain": over(first, found[Plain.name], "sequential"),
         "shuffled_over_safetensors": over(first, found[SafetensorsRows.name], "shuffled"),
-        "shuffled_over_torch": over(first, found[TorchRows.name], "shuffled"),
+        "shuffled_over_torch": over(first, found.get(TorchRows.name), "shuffled"),
         "cores_for_one_h200": round(H200_GB_S / first["shuffled"]["per_core"], 2),
     }
     keep("store_read", case, facts)
 
 
-def over(ours: dict[str, Any], theirs: dict[str, Any], reading: str) -> float:
-    """Our speed over theirs."""
-    return round(ours[reading]["gb_s"] / theirs[reading]["gb_s"], 3)
+def over(ours: dict[str, Any], theirs: dict[str, Any] | None, reading: str) -> float | None:
+    """Our speed over theirs, if they were measured."""
+    return theirs and round(ours[reading]["gb_s"] / theirs[reading]["gb_s"], 3)
 
 
 def main() -> None:
@@ -154,6 +157,8 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[256])
     parser.add_argument("--shard-tokens", type=int, default=8192)
     parser.add_argument("--shuffled-gb", type=float, default=2.0)
+    kinds = ("plain", "bfloat16", "float8", "safetensors", "torch", "npy")
+    parser.add_argument("--layouts", nargs="*", default=kinds, choices=kinds)
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="On the disk to measure.")
     args = parser.parse_args()
     compare("smollm2", real_states(args.store), args, repeats=3)
