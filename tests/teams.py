@@ -4,6 +4,7 @@ import csv
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,6 +20,16 @@ STEP = ((0, 1), (2,), (3,), (4, 5))
 """Rows of the micro-batches of one step."""
 UNEVEN = ((0,), ())
 """A step whose second process finds nothing to predict."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A project folder after both: two processes, and one."""
+
+    inputs: Inputs
+    params: Params
+    two: Path
+    one: Path
 
 
 class StopAt(ConsoleReporter):

@@ -1,14 +1,13 @@
 """Training in two processes that share float32 weights and moments (FSDP2 over gloo), as one."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from teams import STEP, UNEVEN, StopAt, curve, gradients, start_two
-from tiny_pipeline import Inputs, make_inputs, train
+from teams import STEP, UNEVEN, Runs, StopAt, curve, gradients, start_two
+from tiny_pipeline import make_inputs, train
 
 from eagle3.artifacts import Drafter
 from eagle3.config import Params
@@ -64,16 +63,6 @@ with joined(torch.device("cpu"), os.environ) as team:
     except KeyboardInterrupt:
         sys.exit()
 """
-
-
-@dataclass(frozen=True)
-class Runs:
-    """A project folder after both: two processes, and one."""
-
-    inputs: Inputs
-    params: Params
-    two: Path
-    one: Path
 
 
 def with_train(params: Params, **changes: object) -> Params:

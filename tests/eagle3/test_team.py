@@ -1,14 +1,13 @@
 """Training in two processes of torchrun (gloo): the gradients, curves and states of one."""
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from teams import STEP, UNEVEN, curve, gradients, start_two
-from tiny_pipeline import Inputs, make_inputs, train
+from teams import STEP, UNEVEN, Runs, curve, gradients, start_two
+from tiny_pipeline import make_inputs, train
 
 from eagle3.artifacts import Drafter
 from eagle3.batches import training_steps
@@ -51,16 +50,6 @@ with joined(torch.device("cpu"), os.environ) as team:
     except KeyboardInterrupt:
         sys.exit()
 """
-
-
-@dataclass(frozen=True)
-class Runs:
-    """A project folder after both: two processes, and one."""
-
-    inputs: Inputs
-    params: Params
-    two: Path
-    one: Path
 
 
 @pytest.fixture(scope="module")
