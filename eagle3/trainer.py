@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eagle3.artifacts import Corpus, DraftVocab, HiddenStates, Split, TargetModel
-from eagle3.batches import training_steps
+from eagle3.batches import SpansReader, training_steps
 from eagle3.checkpoint import save_drafter
 from eagle3.config import DrafterParams, TrainParams
 from eagle3.device import TORCH_DTYPES, pick_device
@@ -28,9 +28,10 @@ from eagle3.initialise import first_drafter
 from eagle3.kept import keep_drafter
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import load_maps
-from eagle3.optimizer import adamw, clip_and_update
+from eagle3.optimizer import adamw, clip_and_update, learning_rate
 from eagle3.pace import Pace
 from eagle3.progress import Reporter
+from eagle3.reader_processes import ReaderProcesses
 from eagle3.replay import replay_rows
 from eagle3.sharding import place
 from eagle3.store.rows import Rows, load_rows
@@ -122,10 +123,17 @@ class Trainer:
         return self.step % self.params.validate_every == 0 or last
 
     def _train(self) -> None:
+        readers = self.params.reader_processes if self.device.type == "cuda" else 0
+        if self.stream or not readers:
+            return self._take_steps(self.train_store.read_spans)
+        with ReaderProcesses(HiddenStates.home / "train.zarr", readers) as processes:
+            self._take_steps(processes.read_spans)
+
+    def _take_steps(self, read: SpansReader) -> None:
         params = self.params
         batches = training_steps(
             self.train_rows,
-            self.train_store.read_spans,
+            read,
             batch_tokens=params.batch_tokens,
             accumulate=params.accumulate,
             seed=params.seed,
@@ -283,15 +291,6 @@ class Trainer:
         if self.hot:
             self.placement.refresh(self.hot)
         log.info("going on from step %d of %d", self.step, self.params.total_steps)
-
-
-def learning_rate(params: TrainParams, step: int) -> float:
-    """Linear warm-up, then a cosine down to `min_learning_rate_ratio` of the peak."""
-    if step < params.warmup_steps:
-        return params.learning_rate * (step + 1) / params.warmup_steps
-    done = (step - params.warmup_steps) / (params.total_steps - params.warmup_steps)
-    floor = params.min_learning_rate_ratio
-    return params.learning_rate * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def open_split(split: Split) -> tuple[Rows, StateStore]:

@@ -65,14 +65,18 @@ class StoreInfo:
 class StateStore:
     """Hidden states of one split, token for token with the corpus rows. Threads may share one."""
 
-    def __init__(self, place: Place, header: Header, markers: list[Marker]) -> None:
+    def __init__(
+        self, place: Place, header: Header, markers: list[Marker], threads: int | None = None
+    ) -> None:
         self._place, self.header, self._markers = place, header, markers
         self._arrays = open_arrays(place, header)
-        self._pool = ThreadPoolExecutor(place.readers, thread_name_prefix="read-states")
+        self._pool = ThreadPoolExecutor(threads or place.readers, thread_name_prefix="read-states")
 
     @classmethod
-    def open(cls, where: Where) -> "StateStore":
+    def open(cls, where: Where, threads: int | None = None) -> "StateStore":
         """Open a finished store by its path or URL, or the one that a folder points to.
+
+        `threads` read it at a time; None for as many as are worth it where it lies.
 
         Raises:
             StoreError: no store, an unfinished one, another one than the folder points to, or files
@@ -81,9 +85,9 @@ class StateStore:
         """
         pointer = None if is_url(where) else Pointer.find(Path(where))
         if pointer is None:
-            return cls.at(place_of(where))
+            return cls.at(place_of(where), threads)
         try:
-            store = cls.at(place_of(pointer.url))
+            store = cls.at(place_of(pointer.url), threads)
         except StoreError as error:
             # DVC sees the pointer alone, and calls it up to date.
             what = str(error).replace("`dvc repro extract`", "`dvc repro --force extract`")
@@ -94,7 +98,7 @@ class StateStore:
         return store
 
     @classmethod
-    def at(cls, place: Place) -> "StateStore":
+    def at(cls, place: Place, threads: int | None = None) -> "StateStore":
         """Open a finished store; see `open`."""
         sizes = place.sizes()
         header = read_header(place, sizes)
@@ -111,7 +115,7 @@ class StateStore:
             for name, seal in marker.files.items():
                 if what := seal.size_fault(sizes, name):
                     raise damaged(place.file(name), what)
-        return cls(place, header, markers)
+        return cls(place, header, markers, threads)
 
     @staticmethod
     def is_at(where: Where) -> bool:
