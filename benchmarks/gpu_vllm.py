@@ -9,6 +9,7 @@ from pathlib import Path
 
 import vllm
 from vllm import LLM, SamplingParams
+from vllm.platforms import current_platform
 
 from eagle3.engines.base import RowStates, Sampling
 
@@ -20,7 +21,10 @@ class OfflineVllm:
         """`longest`: tokens of the longest prompt and its answer together."""
         self.name = f"vllm {vllm.__version__}, {dtype}"
         self._ends = sorted(ends)
+        # An engine without FlashInfer may still look for it first.
+        kernels = {"attention_config": {"backend": "FLASH_ATTN"}}
         self._llm = LLM(
+            **(kernels if current_platform.is_cuda() else {}),
             model=str(target),
             dtype=dtype,
             max_model_len=longest,
