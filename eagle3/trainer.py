@@ -125,7 +125,7 @@ class Trainer:
         params = self.params
         batches = training_steps(
             self.train_rows,
-            self.train_store.read_spans,
+            self.train_store.read_rows,
             batch_tokens=params.batch_tokens,
             accumulate=params.accumulate,
             seed=params.seed,
@@ -246,7 +246,7 @@ class Trainer:
     def _replay_and_keep(self) -> None:
         k = self.params.validate_draft_tokens
         rows = self.validation_rows
-        which = self.team.share(range(len(rows)))
+        which = self.team.share(self.validation_store.rows_with_states(rows))
         self.net.eval()
         read = self.validation_store.read
         embedding_VH = self.embedding_VH.float()
