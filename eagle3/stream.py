@@ -96,9 +96,10 @@ class StateStream:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="make-states")
         self._making: Future[None] = Future()
         self._changed = Condition()
-        # All below is read and written with `_changed` held.
+        # Replaced as a whole, before a shard with another one counts as sealed.
         self.refused = self._refusals.of("train")
         """Rows that have no states, of those that were made: by their tokens as they are laid."""
+        # All below is read and written with `_changed` held.
         self._sealed: set[int] = set()
         self._asked = -1
         self._stopped = False
@@ -179,8 +180,7 @@ class StateStream:
     def _refuse(self, shards: Set[int]) -> None:
         """Know the rows that finished shards name as refused."""
         self._refusals.add("train", self._writer.refused(shards))
-        with self._changed:
-            self.refused = self._refusals.of("train")
+        self.refused = self._refusals.of("train")
 
     def _wait_for(self, shards: range) -> None:
         """Wait for shards, and let the target go on to those that follow."""

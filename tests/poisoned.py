@@ -1,8 +1,19 @@
-"""A target that gives states which are no numbers, for rows that it is told."""
+"""Targets that give states which are no numbers, for rows or tokens that they are told."""
 
 from collections.abc import Collection, Sequence
 
+from safetensors.torch import load_file, save_file
+
+from eagle3.artifacts import TargetModel
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
+
+
+def poison(target: TargetModel, token: int) -> None:
+    """Make the target's embedding of a token not a number."""
+    path = target.folder(TargetModel.home) / "model.safetensors"
+    weights = load_file(path)
+    weights["model.embed_tokens.weight"][token] = float("nan")
+    save_file(weights, path, {"format": "pt"})
 
 
 class PoisonedEngine:

@@ -86,7 +86,7 @@ class StateWriter:
 
     def refused(self, shards: Iterable[int]) -> list[Refused]:
         """Rows that the markers of finished shards name as refused; some come twice."""
-        markers = (read_marker(self._place, shard) for shard in sorted(shards))
+        markers = self._pool.map(lambda shard: read_marker(self._place, shard), sorted(shards))
         return [refused for marker in markers if marker for refused in marker.refused]
 
     def write(

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from listeners import Listener
+from poisoned import poison
 from s3_server import TestBucket, s3_server
 from tiny_corpus import save_corpus
 
@@ -290,13 +291,3 @@ def test_without_ray_the_extra_is_named(job: WorkerJob, monkeypatch: pytest.Monk
         ray_workers(job, 2, None, "cpu"),
     ):
         pass
-
-
-def poison(target: TargetModel, token: int) -> None:
-    """Make the target's embedding of a token not a number."""
-    from safetensors.torch import load_file, save_file
-
-    path = target.folder(TargetModel.home) / "model.safetensors"
-    weights = load_file(path)
-    weights["model.embed_tokens.weight"][token] = float("nan")
-    save_file(weights, path, {"format": "pt"})
