@@ -111,6 +111,7 @@ def _publish_result(
         draft_vocab=vocab.draft_vocab,
         best_step=best["step"],
         acceptance_length_validation=best["acceptance_length"],
+        refused_rows=len(trainer.train_store.refused),
         trainable_parameters=sum(p.numel() for p in trainer.net.parameters() if p.requires_grad),
         sha256=file_sha256(result / WEIGHTS_FILE),
         params=chosen,

@@ -56,7 +56,7 @@ def gradients(
     batches = []
     for part in step:
         batch = read_batch(
-            trainer.train_rows, trainer.train_store.read_spans, part or (1,), trainer.device
+            trainer.train_rows, trainer.train_store.read_rows, part or (1,), trainer.device
         )
         batch.loss_mask_N[:] &= bool(part)
         batches.append(batch)

@@ -5,7 +5,8 @@
     train.zarr/aux/c.7.0.0.0       shard 7 of `aux` [N, P, 3, H]
     train.zarr/last/c.7.0.0        shard 7 of `last` [N, P, H], before the final norm
     train.zarr/scale/c.7.0.0       shard 7 of `scale` [N, P, 4], of a float8 store alone
-    train.zarr/shards/00007.json   the marker of shard 7: written after its data, never before
+    train.zarr/shards/00007.json   the marker of shard 7: written after its data, never before; it
+                                   names the rows that were refused (eagle3.store.refused)
     train.zarr/static.json         checksums of all files but the shards' own
 
 The same names are those of objects in a bucket (eagle3.store.place says how either is reached).

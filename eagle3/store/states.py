@@ -27,6 +27,7 @@ from eagle3.store.layout import (
 from eagle3.store.packing import unpack
 from eagle3.store.place import Place
 from eagle3.store.pointer import POINTER, Pointer, Where, is_url, place_of
+from eagle3.store.refused import RefusedRows, RowsRead, read_rows
 from eagle3.store.rows import Rows, load_rows, rows_sha256
 from eagle3.store.seals import Marker, Seal, damaged
 
@@ -56,6 +57,8 @@ class StoreInfo:
     """Bytes of the states as a reader gets them, four of each token."""
     ratio: float
     """Bytes over raw bytes."""
+    refused_rows: int
+    """Rows without states, since one of theirs was no number."""
     dtype: str
     """At rest; float8 is read as bfloat16."""
     fingerprint: str
@@ -69,6 +72,7 @@ class StateStore:
         self, place: Place, header: Header, markers: list[Marker], threads: int | None = None
     ) -> None:
         self._place, self.header, self._markers = place, header, markers
+        self.refused = RefusedRows(row for marker in markers for row in marker.refused)
         self._arrays = open_arrays(place, header)
         self._pool = ThreadPoolExecutor(threads or place.readers, thread_name_prefix="read-states")
 
@@ -165,6 +169,7 @@ class StateStore:
             bytes=size,
             raw_bytes=header.raw_bytes,
             ratio=size / max(1, header.raw_bytes),
+            refused_rows=len(self.refused),
             dtype=header.dtype,
             fingerprint=header.fingerprint,
             target=header.target,
@@ -180,8 +185,9 @@ class StateStore:
         All chunks are decoded side by side. Their dtype is the header's, but bfloat16 for float8.
 
         Raises:
-            StoreError: a shard is missing, or its checksums do not hold.
+            StoreError: a shard is missing or its checksums do not hold; a row was refused.
         """
+        self.refused.require_none(str(self._place), spans)
         bounds = np.cumsum([0, *(span.stop - span.start for span in spans)]).tolist()
         found = {name: array.empty(bounds[-1]) for name, array in self._arrays.items()}
         pieces: list[Callable[[], None]] = []
@@ -192,6 +198,14 @@ class StateStore:
         for _ in self._pool.map(lambda piece: piece(), pieces):
             pass
         return unpack(self.header.dtype, found)
+
+    def read_rows(self, spans: Sequence[slice]) -> RowsRead:
+        """As `read_spans` for the spans of whole rows, with zeros for those that were refused."""
+        return read_rows(self.refused, self.read_spans, spans)
+
+    def rows_with_states(self, rows: Rows) -> list[int]:
+        """Numbers of the rows that were not refused."""
+        return [row for row in range(len(rows)) if self.refused.at(rows.span(row)) is None]
 
     def verify(self) -> list[ShardFault]:
         """Compare every byte with the checksums; no faults means that nothing changed."""

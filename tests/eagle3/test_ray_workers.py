@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from listeners import Listener
+from poisoned import poison
 from s3_server import TestBucket, s3_server
 from tiny_corpus import save_corpus
 
@@ -34,6 +35,7 @@ PARAMS = ExtractParams(
     chunk_tokens=4,
     shard_tokens=16,
     store=None,
+    max_nonfinite_rows=0,
     workers=2,
     ray_address=None,
     keep=True,
@@ -138,14 +140,17 @@ def extract_on_ray(
     out: Path,
     report: Reporter,
     count: int = PARAMS.workers,
+    params: ExtractParams = PARAMS,
 ) -> HiddenStates:
     with ray_workers(job, count, address, "cpu") as workers:
-        return extract_by(job.target, corpus, PARAMS, workers.engine, workers.fill, out, report)
+        return extract_by(job.target, corpus, params, workers.engine, workers.fill, out, report)
 
 
-def extract_here(job: WorkerJob, corpus: Corpus, out: Path) -> HiddenStates:
+def extract_here(
+    job: WorkerJob, corpus: Corpus, out: Path, params: ExtractParams = PARAMS
+) -> HiddenStates:
     engine = TransformersEngine(job.target, job.params)
-    return extract_hidden_states(job.target, corpus, PARAMS, engine, out, Listener())
+    return extract_hidden_states(job.target, corpus, params, engine, out, Listener())
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -193,6 +198,29 @@ def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
     assert files_of(Path("shared")) == files_of(Path("alone"))
 
 
+def test_rows_that_two_workers_refuse_are_those_of_one_process_and_counted_by_the_driver(
+    cluster: str, job: WorkerJob, corpus: Corpus
+) -> None:
+    rows = load_rows(Corpus.home / "train.zarr")
+    # Of rows 5 (across two shards), 6 and 11, and of no row of another split.
+    for number in (50, 66, 187):
+        poison(job.target, token=int(rows.tokens_N[number]))
+    two = PARAMS.model_copy(update={"max_nonfinite_rows": 2})
+    with (
+        pytest.raises(StoreError, match=r"3 rows of train .* allows 2: .*to 3 or more"),
+        ray_workers(job, 2, cluster, "cpu") as workers,
+    ):
+        extract_by(
+            *(job.target, corpus, two, workers.engine, workers.fill, Path("shared"), Listener())
+        )
+    enough = PARAMS.model_copy(update={"max_nonfinite_rows": 3})
+    shared = extract_on_ray(job, corpus, cluster, Path("shared"), Listener(), params=enough)
+
+    assert shared.refused_rows == {"train": 3, "validation": 0, "eval": 0}
+    assert shared == extract_here(job, corpus, Path("alone"), enough)
+    assert files_of(Path("shared")) == files_of(Path("alone"))
+
+
 def test_workers_put_their_shards_into_a_bucket_themselves(
     cluster: str, bucket: TestBucket, job: WorkerJob
 ) -> None:
@@ -220,7 +248,7 @@ def test_a_node_without_the_credentials_of_the_bucket_is_named(
     with pytest.raises(
         EngineError, match=r"on Ray node .*s3://states/x.*; give credentials by AWS"
     ):
-        worker.fill("s3://states/x", "train", 0)
+        worker.fill("s3://states/x", "train", 0, limit=0)
 
 
 def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(
@@ -242,7 +270,7 @@ def test_what_a_worker_refuses_is_said_as_by_one_process(
 ) -> None:
     poison(job.target, token=int(load_rows(Corpus.home / "eval.zarr").tokens_N[10]))
 
-    with pytest.raises(StoreError, match=r"row row\d are not finite .*; set target.dtype"):
+    with pytest.raises(StoreError, match=r"1 row of train .*: row row\d .*; set target.dtype"):
         extract_on_ray(job, corpus, cluster, Path("states"), Listener(), count=1)
 
 
@@ -263,13 +291,3 @@ def test_without_ray_the_extra_is_named(job: WorkerJob, monkeypatch: pytest.Monk
         ray_workers(job, 2, None, "cpu"),
     ):
         pass
-
-
-def poison(target: TargetModel, token: int) -> None:
-    """Make the target's embedding of a token not a number."""
-    from safetensors.torch import load_file, save_file
-
-    path = target.folder(TargetModel.home) / "model.safetensors"
-    weights = load_file(path)
-    weights["model.embed_tokens.weight"][token] = float("nan")
-    save_file(weights, path, {"format": "pt"})

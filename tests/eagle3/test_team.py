@@ -124,7 +124,7 @@ def test_the_shares_of_a_step_are_its_micro_batches(runs: Runs) -> None:
 
     def step(team: Team) -> list[list[int]]:
         options = {"batch_tokens": 128, "accumulate": 4, "seed": 0, "skip": 1, "team": team}
-        steps = training_steps(rows, store.read_spans, device=torch.device("cpu"), **options)
+        steps = training_steps(rows, store.read_rows, device=torch.device("cpu"), **options)
         return [batch.tokens_N.tolist() for batch in next(steps)]
 
     first, second = step(Team(0, 2, 0)), step(Team(1, 2, 1))
