@@ -28,6 +28,9 @@ COMMANDS = [
     ["store", "info"],
     ["store", "verify"],
     ["store", "sample"],
+    ["engine", "start"],
+    ["engine", "stop"],
+    ["engine", "status"],
 ]
 
 
