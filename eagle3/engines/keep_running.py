@@ -32,6 +32,7 @@ from eagle3.engines.shared import (
     STATES,
     SharedServer,
     Wanted,
+    find_shared,
     running,
 )
 from eagle3.engines.vllm_server import server_arguments, target_options
@@ -46,25 +47,26 @@ PATIENCE_S = 1.0
 def start_shared(target: TargetModel, params: Params, folder: Path = SHARED) -> SharedServer:
     """Start a server that answers and gives states for this project, and outlives this process.
 
-    It listens on 127.0.0.1. If this process ends while it waits for the server, so does that.
+    It listens on 127.0.0.1. One that runs and fits is left as it is. If this process ends while it
+    waits for the server, so does that.
 
     Raises:
-        EngineError: one runs or starts already, there is no vLLM, or it did not start.
+        EngineError: one runs that does not fit, one is being started, there is no vLLM, or it did
+            not start.
     """
-    engine = find_engine()
     dtype, longest = params.target.dtype, params.corpus.longest_text
+    wanted = Wanted.of(target, dtype, longest)
+    if server := find_shared(wanted, folder):
+        return server
+    engine = find_engine()
     home = trusted_folder(target, TargetModel.home)
     with _locked(folder) as lock:
         _clear(folder)
         states = folder.resolve() / STATES
         states.mkdir()
         options = target_options(target, home, dtype, longest, states)
-        with _started(engine, server_arguments(options, engine), folder / LOG, lock) as server:
-            record = SharedServer(
-                pid=server.process.pid,
-                url=server.client.url,
-                is_for=Wanted.of(target, dtype, longest),
-            )
+        with _started(engine, server_arguments(options, engine), folder / LOG, lock) as started:
+            record = SharedServer(pid=started.process.pid, url=started.client.url, is_for=wanted)
             write_atomically(folder / RECORD, record.model_dump_json(indent=2) + "\n")
     return record
 

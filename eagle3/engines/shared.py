@@ -54,8 +54,8 @@ class SharedServer(BaseModel):
     is_for: Wanted
 
 
-def find_shared(wanted: Wanted, folder: Path = SHARED) -> str | None:
-    """The address of the server that runs for this project; None if there is none.
+def find_shared(wanted: Wanted, folder: Path = SHARED) -> SharedServer | None:
+    """The server that runs for this project; None if there is none.
 
     Raises:
         EngineError: it runs for another target or with other settings, or is being started.
@@ -69,7 +69,7 @@ def find_shared(wanted: Wanted, folder: Path = SHARED) -> str | None:
             f"the server of {folder / RECORD} has {'; '.join(wrong)}; run `eagle3 engine stop`, "
             "and `eagle3 engine start` for one that fits"
         )
-    return server.url
+    return server
 
 
 def _differences(found: Wanted, wanted: Wanted) -> Iterator[str]:

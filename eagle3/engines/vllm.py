@@ -170,9 +170,9 @@ class VllmEngine:
     def _server(self) -> HttpClient:
         if url := os.environ.get(URL_VARIABLE):
             return HttpClient(url)
-        if url := find_shared(Wanted.of(self._target, self._dtype, self._longest)):
-            log.info("the target runs in the server of %s, at %s", SHARED / RECORD, url)
-            return HttpClient(url)
+        if shared := find_shared(Wanted.of(self._target, self._dtype, self._longest)):
+            log.info("the target runs in the server of %s, at %s", SHARED / RECORD, shared.url)
+            return HttpClient(shared.url)
         engine = find_engine()
         states = self._open.enter_context(tempfile.TemporaryDirectory(prefix="eagle3-states-"))
         options = target_options(
