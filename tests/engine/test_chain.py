@@ -7,6 +7,7 @@ captured while it answers.
 import csv
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ def make_project(folder: Path, model: Path, **extract: Any) -> Chain:
     return make_chain(folder, params, environ)
 
 
+Project = tuple[Chain, list[str]]
+"""A project, and the stages that its first `dvc repro` ran."""
+
+
 @pytest.fixture(scope="module")
 def model(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A target that vLLM can serve on a CPU."""
@@ -51,30 +56,38 @@ def model(tiny_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def own(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Chain, list[str]]:
-    """A project whose stages start servers of their own, and what its first `dvc repro` ran."""
-    chain = make_project(tmp_path_factory.mktemp("own"), model)
-    return chain, chain.repro()
+def projects(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Project]]:
+    """Both, after `dvc repro`; the one that shares a server captures states, too."""
+    own = make_project(tmp_path_factory.mktemp("own"), model)
+    shared = make_project(tmp_path_factory.mktemp("shared"), model, capture_answers=True)
+    # Side by side: for most of the time a stage, or a server that starts, keeps one core busy.
+    with ThreadPoolExecutor() as pool:
+        ran_own = pool.submit(own.repro)
+        shared.run("dvc", "repro", "target")
+        shared.run(*EAGLE3, "engine", "start")
+        try:
+            ran_shared = shared.repro()
+            yield {"own": (own, ran_own.result()), "shared": (shared, ran_shared)}
+        finally:
+            shared.run(*EAGLE3, "engine", "stop")
 
 
-@pytest.fixture(scope="module")
-def shared(
-    model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Chain, list[str]]]:
-    """One that has a server for all stages and captures states, and what `dvc repro` ran."""
-    chain = make_project(tmp_path_factory.mktemp("shared"), model, capture_answers=True)
-    chain.run("dvc", "repro", "target")
-    chain.run(*EAGLE3, "engine", "start")
-    try:
-        yield chain, chain.repro()
-    finally:
-        chain.run(*EAGLE3, "engine", "stop")
+@pytest.fixture
+def own(projects: dict[str, Project]) -> Project:
+    return projects["own"]
+
+
+@pytest.fixture
+def shared(projects: dict[str, Project]) -> Project:
+    return projects["shared"]
 
 
 @pytest.fixture(params=["own", "shared"])
-def done(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Chain:
-    """Either project, after `dvc repro`; its folder is the current one."""
-    chain, _ = request.getfixturevalue(request.param)
+def done(
+    request: pytest.FixtureRequest, projects: dict[str, Project], monkeypatch: pytest.MonkeyPatch
+) -> Chain:
+    """Either project; its folder is the current one."""
+    chain, _ = projects[request.param]
     monkeypatch.chdir(chain.folder)
     return chain
 
