@@ -111,7 +111,7 @@ def _started(
     # Closed without a byte, as the end of this process does, the pipe ends the server.
     with os.fdopen(write, "wb", buffering=0) as tell, ExitStack() as undo:
         with os.fdopen(read, "rb"):
-            leash = f"pipe:{read}:{lock.fileno()}"
+            leash = f"{os.getpid()}:{read}:{lock.fileno()}"
             server = start_server(engine, arguments, log_file, leash, (read, lock.fileno()))
         undo.callback(stop_server, server)
         wait_until_healthy(server)

