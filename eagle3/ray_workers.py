@@ -41,7 +41,7 @@ def ray_workers(
     Raises:
         EngineError: Ray is not installed, there is no such cluster, or all workers died.
     """
-    ray = _import_ray()
+    ray = _import_ray(address)
     with _connected(ray, address, count * job.threads):
         gpus = _gpus_a_worker(device, ray.cluster_resources())
         workers = RayWorkers(ray, job, count, {"num_cpus": job.threads, "num_gpus": gpus})
@@ -156,9 +156,13 @@ class RayWorkers:
         self.engine = facts.engine
 
 
-def _import_ray() -> Any:
+def _import_ray(address: str | None) -> Any:
     # Read by Ray when it is imported. It is not to send statistics, and need not hide the GPUs
     # from a worker that was given none: target.device says what is used.
+    if address is None:
+        # What Ray does by default where it supports no clusters of several machines: the node's
+        # address is 127.0.0.1, and everything listens there alone (seen in Ray 2.60).
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

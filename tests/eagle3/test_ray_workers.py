@@ -6,9 +6,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
 import torch
 from listeners import Listener
@@ -69,6 +73,14 @@ ray.shutdown()
 """
 
 
+Result = TypeVar("Result")
+
+# Not importorskip: what Ray is to be told before its import, whoever uses it tells it.
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="pip install 'eagle3[ray]' runs this test"
+)
+
+
 class Killer(Listener):
     """Kills workers, by the process ids that the log has, once there are shards of theirs."""
 
@@ -100,7 +112,6 @@ def cluster(bucket: TestBucket) -> Iterator[str]:
     """Its nodes have the variables by which the bucket is found."""
     # Ray asks of a cluster of its own for a token; who connects must be told so before its import.
     os.environ["RAY_AUTH_MODE"] = "token"
-    pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs these tests")
     process = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -162,19 +173,39 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
+def patiently(work: Callable[[], Result]) -> Result:
+    """Do what starts Ray, which gives itself 30 s for it; a busy machine may not have them."""
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+
+
+@needs_ray
+def test_ray_that_is_started_here_listens_on_this_machine_alone(job: WorkerJob) -> None:
+    def addresses() -> set[str]:
+        with ray_workers(job, 1, None, "cpu"):
+            family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            return {
+                one.laddr.ip
+                for process in family
+                for one in process.net_connections("inet")
+                if one.status == psutil.CONN_LISTEN
+            }
+
+    found = {ip_address(address.removeprefix("::ffff:")) for address in patiently(addresses)}
+    assert found
+    assert all(address.is_loopback for address in found), found
+
+
+@needs_ray
 def test_two_workers_on_this_machine_write_the_bytes_of_one_process(
     job: WorkerJob, corpus: Corpus
 ) -> None:
-    pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs this test")
     handler = signal.getsignal(signal.SIGTERM)
-    while True:
-        try:
-            shared = extract(job.target, corpus, PARAMS, job.params, Path("shared"))
-            break
-        except Exception as error:
-            # Ray gives itself 30 s to start, which a busy machine may not have.
-            if "timed out during startup" not in str(error):
-                raise
+    shared = patiently(lambda: extract(job.target, corpus, PARAMS, job.params, Path("shared")))
     one = PARAMS.model_copy(update={"workers": 1})
 
     assert shared == extract(job.target, corpus, one, job.params, Path("alone"))
@@ -183,6 +214,7 @@ def test_two_workers_on_this_machine_write_the_bytes_of_one_process(
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
+@needs_ray
 def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
     cluster: str, job: WorkerJob, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +230,7 @@ def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
     assert files_of(Path("shared")) == files_of(Path("alone"))
 
 
+@needs_ray
 def test_rows_that_two_workers_refuse_are_those_of_one_process_and_counted_by_the_driver(
     cluster: str, job: WorkerJob, corpus: Corpus
 ) -> None:
@@ -221,6 +254,7 @@ def test_rows_that_two_workers_refuse_are_those_of_one_process_and_counted_by_th
     assert files_of(Path("shared")) == files_of(Path("alone"))
 
 
+@needs_ray
 def test_workers_put_their_shards_into_a_bucket_themselves(
     cluster: str, bucket: TestBucket, job: WorkerJob
 ) -> None:
@@ -251,6 +285,7 @@ def test_a_node_without_the_credentials_of_the_bucket_is_named(
         worker.fill("s3://states/x", "train", 0, limit=0)
 
 
+@needs_ray
 def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(
     cluster: str, job: WorkerJob, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -265,6 +300,7 @@ def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(
     assert files_of(Path("states")) == files_of(Path("alone"))
 
 
+@needs_ray
 def test_what_a_worker_refuses_is_said_as_by_one_process(
     cluster: str, job: WorkerJob, corpus: Corpus
 ) -> None:
@@ -274,6 +310,7 @@ def test_what_a_worker_refuses_is_said_as_by_one_process(
         extract_on_ray(job, corpus, cluster, Path("states"), Listener(), count=1)
 
 
+@needs_ray
 def test_a_node_without_the_projects_folder_is_named(
     cluster: str, job: WorkerJob, corpus: Corpus, tmp_path: Path
 ) -> None:
