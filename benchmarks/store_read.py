@@ -128,9 +128,7 @@ def shuffled_batches(states: States, most_gb: float, batch_tokens: int) -> list[
     return batches
 
 
-def compare(
-    case: str, states: States, args: argparse.Namespace, batch_tokens: int, repeats: int
-) -> None:
+def compare(case: str, states: States, args: argparse.Namespace, batch_tokens: int) -> None:
     """Measure all layouts of one source of states."""
     with TemporaryDirectory(dir=args.folder, prefix="store-read-") as name:
         folder = Path(name) / "states"
@@ -151,7 +149,7 @@ def compare(
             if kind not in args.layouts:
                 continue
             layout = make()
-            found[layout.name] = measure(layout, args.shuffled_gb, batch_tokens, repeats)
+            found[layout.name] = measure(layout, args.shuffled_gb, batch_tokens, args.repeats)
             print(layout.name, found[layout.name], flush=True)
     first = found[f"eagle3 bfloat16, chunks of {args.chunk_tokens[0]}"]
     lengths = np.array(states.lengths)
@@ -188,14 +186,17 @@ def main() -> None:
     parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[256])
     parser.add_argument("--shard-tokens", type=int, default=8192)
     parser.add_argument("--shuffled-gb", type=float, default=6.0)
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="Of each reading; the median counts."
+    )
     kinds = ("plain", "bfloat16", "float8", "safetensors", "torch", "npy")
     parser.add_argument("--layouts", nargs="*", default=kinds, choices=kinds)
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="On the disk to measure.")
     args = parser.parse_args()
-    compare("smollm2", real_states(args.store), args, DEMO_BATCH_TOKENS, repeats=3)
+    compare("smollm2", real_states(args.store), args, DEMO_BATCH_TOKENS)
     if args.synthetic_gb:
         states = kimi_shaped(args.synthetic_gb, args.longest)
-        compare("kimi-shaped", states, args, KIMI_BATCH_TOKENS, repeats=1)
+        compare("kimi-shaped", states, args, KIMI_BATCH_TOKENS)
 
 
 if __name__ == "__main__":

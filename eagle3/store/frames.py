@@ -4,8 +4,8 @@ A plane has two kinds of bytes: noise, and tokens that are in another row of the
 conversations begin alike. zstd's levels look for matches of a few bytes, find them in noise by
 chance, and take longest to undo just these. So here the table for short matches is too small to
 find any, and the search for long ones, which the levels leave off, is on. Such frames are smaller
-than those of level 1, and are decoded in two thirds of the time (docs/decisions/0018). Whoever
-reads zstd reads them.
+than those of level 1, and sooner decoded (docs/decisions/0018-frames-without-short-matches.md).
+Whoever reads zstd reads them.
 """
 
 import numpy as np
