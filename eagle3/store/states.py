@@ -4,7 +4,7 @@ Shapes: N tokens of a split, n tokens of a range, H target width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,8 @@ class StateStore:
         self._place, self.header, self._markers = place, header, markers
         self.refused = RefusedRows(row for marker in markers for row in marker.refused)
         self._arrays = open_arrays(place, header)
-        self._pool = ThreadPoolExecutor(threads or place.readers, thread_name_prefix="read-states")
+        self._threads = threads or place.readers
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="read-states")
 
     @classmethod
     def open(cls, where: Where, threads: int | None = None) -> "StateStore":
@@ -195,8 +196,7 @@ class StateStore:
             assert 0 <= span.start < span.stop <= self.header.tokens, span
             for name, array in self._arrays.items():
                 pieces += array.pieces(span.start, span.stop, found[name][start:stop])
-        for _ in self._pool.map(lambda piece: piece(), pieces):
-            pass
+        self._do(pieces)
         return unpack(self.header.dtype, found)
 
     def read_rows(self, spans: Sequence[slice]) -> RowsRead:
@@ -206,6 +206,26 @@ class StateStore:
     def rows_with_states(self, rows: Rows) -> list[int]:
         """Numbers of the rows that were not refused."""
         return [row for row in range(len(rows)) if self.refused.at(rows.span(row)) is None]
+
+    def _do(self, pieces: Sequence[Callable[[], None]]) -> None:
+        """Do the pieces side by side; who is ready takes the next, the caller like the pool.
+
+        Handing over each alone takes longer than many of them do.
+        """
+        left = iter(pieces)
+
+        def take() -> None:
+            for piece in left:
+                piece()
+
+        others = min(len(pieces), self._threads) - 1
+        helpers = [self._pool.submit(take) for _ in range(others)]
+        try:
+            take()
+        finally:
+            wait(helpers)
+        for helper in helpers:
+            helper.result()
 
     def verify(self) -> list[ShardFault]:
         """Compare every byte with the checksums; no faults means that nothing changed."""
