@@ -11,7 +11,7 @@ def unfinished(path: Path) -> Path:
     """A name beside `path` for this process to write to, and then to rename.
 
     A process that is killed between the two leaves its file, which would be part of the result for
-    ever: `benchmarks/kill_extraction.py` found one after some 900 kills. So the next writer of the
+    ever: `benchmarks/kill_extraction.py` found one. So the next writer of the
     same file removes those of processes that have ended.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{SUFFIX}"):
