@@ -31,7 +31,7 @@ from eagle3.artifacts import Corpus, Drafter, DraftVocab, Evaluation, HiddenStat
 from eagle3.config import PARAMS_FILE, Params, load_params, parse_size
 from eagle3.corpus.build import build_corpus
 from eagle3.corpus.template import ChatTemplate
-from eagle3.engines.base import Sampling, TargetEngine
+from eagle3.engines.base import Sampling, TextEngine
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.evaluate import evaluate_drafter
 from eagle3.extract import extract_hidden_states
@@ -129,7 +129,7 @@ def hold_out(bench: Path) -> None:
     Path(f"{bench.stem}.jsonl").write_text("\n".join(chats) + "\n")
 
 
-def ask(target: TargetModel, engine: TargetEngine, count: int, batch: int) -> int:
+def ask(target: TargetModel, engine: TextEngine, count: int, batch: int) -> int:
     """Let the target write questions into a file; how many came to an end and are new."""
     template = ChatTemplate(load_tokenizer(target), ends := end_token_ids(target))
     mark = "Q7QUESTIONQ7"
@@ -149,7 +149,7 @@ def ask(target: TargetModel, engine: TargetEngine, count: int, batch: int) -> in
     return len(lines)
 
 
-def text_engine(args: argparse.Namespace, target: TargetModel, params: Params) -> TargetEngine:
+def text_engine(args: argparse.Namespace, target: TargetModel, params: Params) -> TextEngine:
     """Who writes the questions and answers."""
     if args.engine == "transformers":
         return TransformersEngine(target, params.target)

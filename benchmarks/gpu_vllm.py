@@ -11,11 +11,11 @@ import vllm
 from vllm import LLM, SamplingParams
 from vllm.platforms import current_platform
 
-from eagle3.engines.base import RowStates, Sampling
+from eagle3.engines.base import Sampling
 
 
 class OfflineVllm:
-    """A `TargetEngine` without states; answers repeat as far as vLLM's batching allows."""
+    """A `TextEngine`; answers repeat as far as vLLM's batching allows."""
 
     def __init__(self, target: Path, ends: Collection[int], longest: int, dtype: str) -> None:
         """`longest`: tokens of the longest prompt and its answer together."""
@@ -48,7 +48,3 @@ class OfflineVllm:
         given = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         answers = self._llm.generate(given, asked, use_tqdm=False)
         return [list(answer.outputs[0].token_ids) for answer in answers]
-
-    def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
-        """Not from here."""
-        raise NotImplementedError("states come from `gpu_drafter.py PROJECT states`")

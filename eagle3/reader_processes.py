@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
-from types import TracebackType
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -42,15 +40,8 @@ class ReaderProcesses:
         context = multiprocessing.get_context("spawn")
         self._pool = ProcessPoolExecutor(count, context, _open, (where,))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the processes."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def read_spans(self, spans: Sequence[slice]) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ Shapes: N packed tokens, U predicting positions, M rows that count, V target voc
 
 import logging
 import math
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,14 +121,13 @@ class Trainer:
 
     @property
     def _validates(self) -> bool:
-        last = self.step == self.params.total_steps
-        return self.step % self.params.validate_every == 0 or last
+        return self.step % self.params.validate_every == 0 or self.step == self.params.total_steps
 
     def _train(self) -> None:
         readers = self.params.reader_processes if self.device.type == "cuda" else 0
         if self.stream or not readers:
             return self._take_steps(self.train_store.read_rows)
-        with ReaderProcesses(HiddenStates.home / "train.zarr", readers) as processes:
+        with closing(ReaderProcesses(HiddenStates.home / "train.zarr", readers)) as processes:
             self._take_steps(partial(read_rows, self.train_store.refused, processes.read_spans))
 
     def _take_steps(self, read: RowsReader) -> None:

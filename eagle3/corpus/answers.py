@@ -17,7 +17,7 @@ from typing import Any
 
 from eagle3.corpus.normalise import Conversation, Message
 from eagle3.corpus.template import ChatTemplate, TokenRow
-from eagle3.engines.base import Sampling, TargetEngine
+from eagle3.engines.base import Sampling, TextEngine
 from eagle3.errors import CorpusError
 from eagle3.work import fsync_folder, room_for
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 def answer_conversations(
     conversations: Sequence[Conversation],
     template: ChatTemplate,
-    engine: TargetEngine,
+    engine: TextEngine,
     sampling: Sampling,
     batch_size: int,
     max_length: int,
@@ -72,7 +72,7 @@ def plan_units(
 def answer_unit(
     unit: Sequence[Conversation],
     template: ChatTemplate,
-    engine: TargetEngine,
+    engine: TextEngine,
     sampling: Sampling,
     max_length: int,
 ) -> dict[str, TokenRow]:

@@ -17,7 +17,7 @@ from eagle3.corpus.capture import AnswerCapture
 from eagle3.corpus.normalise import Conversation
 from eagle3.corpus.split import DROPPED, gather
 from eagle3.corpus.template import ChatTemplate, TokenRow
-from eagle3.engines.base import Sampling, TargetEngine
+from eagle3.engines.base import Sampling, TextEngine
 from eagle3.errors import CorpusError
 from eagle3.progress import Reporter
 from eagle3.store.rows import Rows, rows_sha256, save_rows
@@ -37,7 +37,7 @@ FILLED_BY: dict[Split, str] = {
 def build_corpus(
     target: TargetModel,
     params: CorpusParams,
-    engine: TargetEngine,
+    engine: TextEngine,
     out: Path,
     report: Reporter,
     capture: AnswerCapture | None = None,
@@ -70,7 +70,7 @@ def build_corpus(
 def _made_of(
     target: TargetModel,
     params: CorpusParams,
-    engine: TargetEngine,
+    engine: TextEngine,
     by_split: dict[Split, list[Conversation]],
 ) -> dict[str, Any]:
     """What unfinished answers are good for. The conversations stand for the sources' content."""
@@ -88,7 +88,7 @@ def _answer_all(
     by_split: dict[Split, list[Conversation]],
     params: CorpusParams,
     template: ChatTemplate,
-    engine: TargetEngine,
+    engine: TextEngine,
     work: Path,
     report: Reporter,
     capture: AnswerCapture | None,

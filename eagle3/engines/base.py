@@ -30,8 +30,8 @@ class RowStates:
     """The residual stream after the last layer, before the final norm."""
 
 
-class TargetEngine(Protocol):
-    """Runs the target. The same call on the same machine gives the same tokens, bit for bit."""
+class TextEngine(Protocol):
+    """Writes as the target does. The same call on the same machine gives the same tokens."""
 
     @property
     def name(self) -> str:
@@ -39,6 +39,10 @@ class TargetEngine(Protocol):
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
         """Continue each prompt; the end-of-turn token is included where the target wrote one."""
+
+
+class TargetEngine(TextEngine, Protocol):
+    """Runs the target, and gives its states, too: bit for bit the same on the same machine."""
 
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Hidden states of each row, one forward pass, on the CPU."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def readers(path: Path) -> Iterator[ReaderProcesses]:
-    with ReaderProcesses(path, 2) as readers:
+    with closing(ReaderProcesses(path, 2)) as readers:
         yield readers
 
 
@@ -68,14 +69,14 @@ def test_a_damaged_shard_is_named_as_it_is_without_them(tmp_path: Path) -> None:
     shard.write_bytes(bytes(shard.stat().st_size))
 
     with (
-        ReaderProcesses(tmp_path / "train.zarr", 1) as readers,
+        closing(ReaderProcesses(tmp_path / "train.zarr", 1)) as readers,
         pytest.raises(StoreError, match=str(shard)),
     ):
         readers.read_spans([slice(0, 4)])
 
 
 def test_a_killed_reader_ends_the_reading_with_what_to_do(path: Path) -> None:
-    with ReaderProcesses(path, 1) as readers:
+    with closing(ReaderProcesses(path, 1)) as readers:
         readers.read_spans([slice(0, 4)])
         (pid,) = readers._pool._processes
         os.kill(pid, signal.SIGKILL)
