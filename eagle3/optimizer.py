@@ -1,13 +1,25 @@
-"""The optimizer's part of a step: clip and update, without a pass over the gradients to scale them.
+"""The optimizer's part of a step: rate, clipping and update, with no pass that scales gradients.
 
 The fused AdamW divides gradients by `grad_scale` as it reads them, for loss scaling
 (torch.amp.GradScaler sets it). Clipping is a division too.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+
+from eagle3.config import TrainParams
+
+
+def learning_rate(params: TrainParams, step: int) -> float:
+    """Linear warm-up, then a cosine down to `min_learning_rate_ratio` of the peak."""
+    if step < params.warmup_steps:
+        return params.learning_rate * (step + 1) / params.warmup_steps
+    done = (step - params.warmup_steps) / (params.total_steps - params.warmup_steps)
+    floor = params.min_learning_rate_ratio
+    return params.learning_rate * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def adamw(

@@ -23,12 +23,13 @@ from eagle3.config import DrafterParams, TrainParams
 from eagle3.device import TORCH_DTYPES, pick_device
 from eagle3.drafter import DraftShape
 from eagle3.errors import TrainingError
+from eagle3.hot.float8 import require_float8_cores
 from eagle3.hot.step import HotPath
 from eagle3.initialise import first_drafter
 from eagle3.kept import keep_drafter
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import load_maps
-from eagle3.optimizer import adamw, clip_and_update
+from eagle3.optimizer import adamw, clip_and_update, learning_rate
 from eagle3.pace import Pace
 from eagle3.progress import Reporter
 from eagle3.replay import replay_rows
@@ -63,6 +64,8 @@ class Trainer:
         self.params, self.work, self.report, self.team = params, work, report, team
         self.aux_layers = target.aux_layers
         self.device = team.device(pick_device(params.device, "train.device"))
+        if params.head_products == "float8":
+            require_float8_cores(self.device)
         dtype = TORCH_DTYPES[params.dtype]
         norm_H, eps = read_final_norm(target)
         self.embedding_VH = read_embedding(target).to(self.device, dtype)
@@ -96,7 +99,8 @@ class Trainer:
     def use_hot_path(self) -> None:
         """Take steps by the hot path from now on."""
         net, given = self.placement.net_of_hot_path(), (self.embedding_VH, self.head, self.maps)
-        self.hot = HotPath(net, *given, self.params.loss, self.params.recompute)
+        how = (self.params.loss, self.params.recompute, self.params.head_products)
+        self.hot = HotPath(net, *given, *how)
         self.placement.refresh(self.hot)
 
     def run(self) -> None:
@@ -283,15 +287,6 @@ class Trainer:
         if self.hot:
             self.placement.refresh(self.hot)
         log.info("going on from step %d of %d", self.step, self.params.total_steps)
-
-
-def learning_rate(params: TrainParams, step: int) -> float:
-    """Linear warm-up, then a cosine down to `min_learning_rate_ratio` of the peak."""
-    if step < params.warmup_steps:
-        return params.learning_rate * (step + 1) / params.warmup_steps
-    done = (step - params.warmup_steps) / (params.total_steps - params.warmup_steps)
-    floor = params.min_learning_rate_ratio
-    return params.learning_rate * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def open_split(split: Split) -> tuple[Rows, StateStore]:
