@@ -26,7 +26,7 @@ from eagle3.hot.products import EVERY, Part
 CODES, GRADIENT_CODES = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = torch.finfo(CODES).max
 UNIT = 2.0**15
-"""Half of a power of two below e5m2's largest, 57,344: room for a mass a little above one."""
+"""e5m2's largest is 1.75 times as much: room for a mass a little above one."""
 NUMBERS_AT_ONCE = 2**26
 """Of the head while it is written: 256 MiB in float32."""
 

@@ -75,29 +75,39 @@ def score(
     """
     scored_M = prediction.scored(predictor_M)
     weight_M = weight_M * scored_M
-    ((parameter, _),) = head.parts
     grad_MH = torch.empty_like(hidden_MH)
     losses, hits = [], []
     most = DRAFT_LOGITS_AT_ONCE
     if prediction.loss != "cross_entropy":
         most = ACCEPTANCE_LOGITS_AT_ONCE
-    for here in _chunks(len(hidden_MH), parameter.shape[0], most):
-        given = (prediction, predictor_M[here], weight_M[here])
-        if isinstance(head, Float8Head):
-            logits_CD = head.logits(hidden_MH[here])
-            unit_CD = torch.empty_like(logits_CD, dtype=GRADIENT_CODES)
-            found = row_losses(logits_CD, *given, unit_CD, replace=parameter.requires_grad)
-            grad_MH[here] = head.state_gradient(unit_CD, weight_M[here])
-        else:
-            logits_CD = hidden_MH[here] @ head.weight_OI.T
-            found = row_losses(logits_CD, *given)
-            torch.mm(logits_CD, head.weight_OI, out=grad_MH[here])
-        if parameter.requires_grad:
-            add_gradient(parameter, EVERY, logits_CD, hidden_MH[here])
-        chunk_loss, chunk_hits = found
+    for here in _chunks(len(hidden_MH), len(head.parts[0][0]), most):
+        rows = (prediction, predictor_M[here], weight_M[here])
+        chunk_loss, chunk_hits = _score_chunk(hidden_MH[here], head, rows, grad_MH[here])
         losses.append(chunk_loss)
         hits.append(chunk_hits)
     return Scores(torch.cat(losses) * scored_M, torch.cat(hits) & scored_M, grad_MH)
+
+
+def _score_chunk(
+    hidden_CH: Tensor,
+    head: Stack | Float8Head,
+    rows: tuple[TargetPrediction, Tensor, Tensor],
+    grad_CH: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """As `row_losses`, from states; fills their gradient, and adds that of the head's weight."""
+    ((parameter, _),) = head.parts
+    if isinstance(head, Float8Head):
+        logits_CD = head.logits(hidden_CH)
+        unit_CD = torch.empty_like(logits_CD, dtype=GRADIENT_CODES)
+        found = row_losses(logits_CD, *rows, unit_CD, replace=parameter.requires_grad)
+        grad_CH.copy_(head.state_gradient(unit_CD, rows[2]))
+    else:
+        logits_CD = hidden_CH @ head.weight_OI.T
+        found = row_losses(logits_CD, *rows)
+        torch.mm(logits_CD, head.weight_OI, out=grad_CH)
+    if parameter.requires_grad:
+        add_gradient(parameter, EVERY, logits_CD, hidden_CH)
+    return found
 
 
 def row_losses(
