@@ -63,7 +63,8 @@ def main() -> None:
     for which in islice(plan, args.batches):
         for row in which:
             span = rows.span(row)
-            tokens += len(store.read(span.start, span.stop)[1])
+            if store.refused.at(span) is None:
+                tokens += len(store.read(span.start, span.stop)[1])
     seconds = time.monotonic() - started
     facts = {
         "store": str(place),

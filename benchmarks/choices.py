@@ -105,7 +105,9 @@ def replayed(trainer: Trainer, net: DrafterNet, split: Split) -> float:
     """Acceptance length at k over a split."""
     rows, store = open_split(split)
     embedding_VH = trainer.embedding_VH.float()
-    found = replay_rows(net, embedding_VH, trainer.maps, rows, store.read, (K,), range(len(rows)))
+    found = replay_rows(
+        net, embedding_VH, trainer.maps, rows, store.read, (K,), store.rows_with_states(rows)
+    )
     drafts = sum(tallies[K].drafts for tallies in found.values())
     return 1 + sum(tallies[K].accepted for tallies in found.values()) / drafts
 
@@ -115,8 +117,8 @@ def acceptance(trainer: Trainer, net: DrafterNet, split: Split) -> list[float]:
     """alpha of each of k steps, over all supervised predictions of a split."""
     rows, store = open_split(split)
     accepted, counted = [0.0] * K, [0] * K
-    for row in range(len(rows)):
-        batch = read_batch(rows, store.read_spans, [row], trainer.device)
+    for row in store.rows_with_states(rows):
+        batch = read_batch(rows, store.read_rows, [row], trainer.device)
         batch = batch.with_states_as(torch.float32)
         unrolling = plan_unrolling(batch.loss_mask_N, batch.documents, K)
         last_UH = batch.last_NH[unrolling.predictors_U]

@@ -29,10 +29,12 @@ from store_results import keep
 from eagle3.artifacts import SPLITS, Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import load_params
 from eagle3.engines.transformers import TransformersEngine
-from eagle3.extract import TokenProgress, extract_by, fill
+from eagle3.extract import extract_by
+from eagle3.fill import TokenProgress, fill
 from eagle3.progress import SilentReporter
 from eagle3.ray_worker import WorkerJob
 from eagle3.ray_workers import ray_workers
+from eagle3.refusals import Refusals
 from eagle3.store.rows import Rows, load_rows, rows_sha256, save_rows
 from eagle3.store.writer import StateWriter
 
@@ -95,13 +97,15 @@ def extract(workers: int, params_file: Path, shard_tokens: int) -> dict[str, Any
         name = engine.name if crew is None else crew.engine
         timing: dict[str, float] = {}
 
-        def fill_stores(stores: Mapping[Split, StateWriter], progress: TokenProgress) -> None:
+        def fill_stores(
+            stores: Mapping[Split, StateWriter], progress: TokenProgress, refusals: Refusals
+        ) -> None:
             timing["before"] = time.perf_counter() - started
             if crew is not None:
-                crew.fill(stores, progress)
+                crew.fill(stores, progress, refusals)
             else:
                 for split, store in stores.items():
-                    fill(store, store.rows, engine, split, progress)
+                    fill(store, engine, split, progress, refusals)
             timing["filling"] = time.perf_counter() - started - timing["before"]
 
         extract_by(

@@ -69,11 +69,12 @@ def main() -> None:
     target = TargetModel.load(TargetModel.home)
     net, maps = load_checked_drafter(Drafter.load(Drafter.home(parse_size(args.size))), target)
     rows = load_rows(Corpus.home / "validation.zarr")
-    read = StateStore.open(HiddenStates.home / "validation.zarr").read
+    store = StateStore.open(HiddenStates.home / "validation.zarr")
+    read = store.read
     embedding_VH = read_embedding(target).float()
     found = {}
     for name, reader in (("bfloat16", read), ("float8", through_float8(read))):
-        which = range(len(rows))
+        which = store.rows_with_states(rows)
         tallies = replay_rows(net.eval(), embedding_VH, maps, rows, reader, (K,), which)
         total = sum((tally[K] for tally in tallies.values()), Tally.empty(K))
         found[name] = round(total.acceptance_length, 4)

@@ -1,16 +1,18 @@
 """A drafter on one GPU from nothing but a target: its own questions, answers, states, training.
 
-    python benchmarks/gpu_drafter.py PROJECT --target FOLDER --bench ../shared/data states
+    python benchmarks/gpu_drafter.py PROJECT answers 32000 full --target FOLDER --bench FOLDER
+    python benchmarks/gpu_drafter.py PROJECT states 32000 full
     python benchmarks/gpu_drafter.py PROJECT train 32000 full
     python benchmarks/gpu_drafter.py PROJECT evaluate 32000 full
 
 The stages of the pipeline without DVC, Prefect and MLflow, for a machine that has none of them,
 over SmolLM2-135M-Instruct and the params of presets/smollm2-135m.yaml changed as `SETTINGS` says.
-The target is asked by itself: it writes the user's turn of a chat under each of three system
+The target is asked by itself: it writes the user's turn of a chat under each of some system
 prompts (Magpie, arXiv 2406.08464), and what it asked is then answered under its usual one; a file
-PROJECT/questions.jsonl that is there stands for its questions. Held out are the public benchmarks
-of --bench, none of whose prompts is trained on. Each step says what
-it did in one line of JSON, which is also added to PROJECT/figures.jsonl.
+PROJECT/questions.jsonl that is there stands for its questions. `--engine vllm` writes text by vLLM
+in this process; states come from transformers. Held out are the public benchmarks of --bench, none
+of whose prompts is trained on. Each step says what it did in one line of JSON, which is also added
+to PROJECT/figures.jsonl.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from eagle3.artifacts import Corpus, Drafter, DraftVocab, Evaluation, HiddenStat
 from eagle3.config import PARAMS_FILE, Params, load_params, parse_size
 from eagle3.corpus.build import build_corpus
 from eagle3.corpus.template import ChatTemplate
-from eagle3.engines.base import Sampling
+from eagle3.engines.base import Sampling, TargetEngine
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.evaluate import evaluate_drafter
 from eagle3.extract import extract_hidden_states
@@ -44,12 +46,12 @@ QUESTIONS = Path("questions.jsonl")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "target": {"dtype": "bfloat16"},
-    "corpus": {"max_length": 640, "validation_fraction": 0.003, "eval_fraction": 0.0},
+    "corpus": {"max_length": 1024, "validation_fraction": 0.002, "eval_fraction": 0.0},
     "extract": {"shard_tokens": 65536, "chunk_tokens": 256},
-    "drafter": {"intermediate_size": 3072},
+    "drafter": {"intermediate_size": 6144},
     "train": {
-        "ttt_steps": 5,
-        "learning_rate": 1.0e-3,
+        "ttt_steps": 4,
+        "learning_rate": 2.0e-3,
         "warmup_steps": 100,
         "min_learning_rate_ratio": 0.02,
         "total_steps": 3000,
@@ -61,14 +63,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "evaluate": {"loop_prompts": 1},
 }
 
-# A third of the questions each: (system prompt, None for the target's own; label)
+# An equal share of the questions each; None is the target's own system prompt.
 ASKED_AS = (
-    (None, "chat"),
-    ("You are a helpful assistant that solves math word problems step by step.", "math"),
-    ("You are a coding assistant. The user asks you to write Python functions.", "code"),
+    None,
+    "You are a helpful assistant that solves math word problems step by step.",
+    "You are a coding assistant. The user asks you to write Python functions.",
+    "You complete Python functions from their signature and docstring.",
+    "You are a creative writer. The user asks for stories, poems, letters and role play.",
+    "You explain concepts of science, history and the humanities to a curious user.",
+    "You help with reasoning puzzles, extraction of facts from a text, and summaries.",
 )
-QUESTION_TOKENS = 96
-ANSWER_TOKENS = 256
+QUESTION_TOKENS = 128
+ANSWER_TOKENS = 512
+TEMPERATURE = 0.3
+"""Of training answers: near the greedy text on which acceptance is measured."""
 
 
 def note(what: str, started: float, **figures: Any) -> None:
@@ -97,7 +105,11 @@ def write_params(args: argparse.Namespace, benches: Sequence[Path]) -> Params:
         for path in benches
     ]
     raw["corpus"]["sources"] = [source | {"limit": None} for source in (asked, *held_out)]
-    raw["corpus"]["answers"] |= {"max_new_tokens": args.answer_tokens, "batch_size": args.batch}
+    raw["corpus"]["answers"] |= {
+        "max_new_tokens": args.answer_tokens,
+        "batch_size": args.batch,
+        "temperature": TEMPERATURE,
+    }
     raw["vocab"]["sizes"] = [parse_size(size) for size in args.sizes]
     if args.device == "cpu":
         raw["train"]["dtype"] = raw["target"]["dtype"] = "float32"
@@ -117,19 +129,18 @@ def hold_out(bench: Path) -> None:
     Path(f"{bench.stem}.jsonl").write_text("\n".join(chats) + "\n")
 
 
-def ask(target: TargetModel, engine: TransformersEngine, count: int, batch: int) -> int:
+def ask(target: TargetModel, engine: TargetEngine, count: int, batch: int) -> int:
     """Let the target write questions into a file; how many came to an end and are new."""
     template = ChatTemplate(load_tokenizer(target), ends := end_token_ids(target))
     mark = "Q7QUESTIONQ7"
     questions: dict[str, None] = {}
-    for system, label in ASKED_AS:
+    for place, system in enumerate(ASKED_AS):
         turns = [{"role": "system", "content": system}] if system else []
         turns.append({"role": "user", "content": mark})
         text = load_tokenizer(target).apply_chat_template(turns, tokenize=False)
         prompt = template.encode(text.partition(mark)[0])
         for call in range(-(-count // len(ASKED_AS) // batch)):
-            seed = ASKED_AS.index((system, label)) * 1000 + call
-            sampling = Sampling(1.0, 1.0, QUESTION_TOKENS, seed)
+            sampling = Sampling(1.0, 1.0, QUESTION_TOKENS, place * 1000 + call)
             for answer in engine.generate([prompt] * batch, sampling):
                 if answer and answer[-1] in ends and len(answer) > 4:
                     questions[template.decode(answer[:-1]).strip()] = None
@@ -138,16 +149,27 @@ def ask(target: TargetModel, engine: TransformersEngine, count: int, batch: int)
     return len(lines)
 
 
-def states(args: argparse.Namespace) -> None:
-    """Everything before training."""
+def text_engine(args: argparse.Namespace, target: TargetModel, params: Params) -> TargetEngine:
+    """Who writes the questions and answers."""
+    if args.engine == "transformers":
+        return TransformersEngine(target, params.target)
+    from gpu_vllm import OfflineVllm
+
+    longest = params.corpus.max_length + args.answer_tokens
+    ends, dtype = end_token_ids(target), params.target.dtype
+    return OfflineVllm(TargetModel.home.resolve(), ends, longest, dtype)
+
+
+def answers(args: argparse.Namespace) -> None:
+    """Questions and what the target says to them."""
     benches = sorted(args.bench.glob("*.jsonl"))
     params = write_params(args, benches)
     for bench in benches:
         hold_out(bench)
     started = time.monotonic()
     target = bring_target(params.target, TargetModel.home)
-    engine = TransformersEngine(target, params.target)
-    note("target", started, name=engine.name)
+    engine = text_engine(args, target, params)
+    note("engine", started, name=engine.name)
     if not QUESTIONS.exists():
         started = time.monotonic()
         asked = ask(target, engine, args.questions, args.batch)
@@ -160,6 +182,13 @@ def states(args: argparse.Namespace) -> None:
         answer_tokens=corpus.supervised_tokens,
         answer_tokens_per_s=answered / (time.monotonic() - started),
     )  # fmt: skip
+
+
+def states(args: argparse.Namespace) -> None:
+    """What training reads: states and draft vocabularies."""
+    params = load_params()
+    target, corpus = TargetModel.load(TargetModel.home), Corpus.load(Corpus.home)
+    engine = TransformersEngine(target, params.target)
     started = time.monotonic()
     stored = extract_hidden_states(
         target, corpus, params.extract, engine, HiddenStates.home, ConsoleReporter()
@@ -169,7 +198,8 @@ def states(args: argparse.Namespace) -> None:
         "states", started, tokens=tokens, ratio=stored.ratio,
         tokens_per_s=tokens / (time.monotonic() - started),
     )  # fmt: skip
-    for size in params.vocab.sizes:
+    for name in args.sizes:
+        size = parse_size(name)
         vocab = select_vocab(target, corpus, params.vocab, size, None, DraftVocab.home(size))
         note(f"vocab@{size}", started, draft_vocab=vocab.draft_vocab)
 
@@ -242,12 +272,13 @@ def main() -> None:
     """Run one step in the project's folder."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("project", type=Path)
-    parser.add_argument("step", choices=("states", "train", "evaluate"))
+    parser.add_argument("step", choices=("answers", "states", "train", "evaluate"))
     parser.add_argument("sizes", nargs="+", help="draft vocabularies: numbers of tokens, or full")
     parser.add_argument("--target", type=Path, help="a Hugging Face folder")
     parser.add_argument("--bench", type=Path, help="folder of held-out questions, *.jsonl")
     parser.add_argument("--questions", type=int, default=24576, help="to ask the target for")
     parser.add_argument("--batch", type=int, default=1024, help="answers written at a time")
+    parser.add_argument("--engine", choices=("transformers", "vllm"), default="transformers")
     parser.add_argument("--answer-tokens", type=int, default=ANSWER_TOKENS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     args = parser.parse_args()
@@ -257,7 +288,8 @@ def main() -> None:
     args.project.mkdir(parents=True, exist_ok=True)
     os.chdir(args.project)
     print(" ".join(["python benchmarks/gpu_drafter.py", *sys.argv[1:]]), flush=True)
-    {"states": states, "train": train, "evaluate": evaluate}[args.step](args)
+    steps = {"answers": answers, "states": states, "train": train, "evaluate": evaluate}
+    steps[args.step](args)
 
 
 if __name__ == "__main__":

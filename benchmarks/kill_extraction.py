@@ -44,6 +44,7 @@ PARAMS = ExtractParams(
     chunk_tokens=32,
     shard_tokens=64,
     store=None,
+    max_nonfinite_rows=0,
     workers=1,
     ray_address=None,
     keep=True,

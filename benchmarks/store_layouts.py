@@ -5,6 +5,8 @@ Shapes: n tokens of a range, H target width.
 
 import os
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
 import numpy as np
@@ -40,9 +42,29 @@ class Layout:
         """Whatever a reader does once; nothing, for most."""
         return
 
-    def read_row(self, row: int) -> Pair:
-        """One row."""
+    def look_at(self, row: int) -> Pair:
+        """One row, which may be mapped: its bytes are read when they are used."""
         raise NotImplementedError
+
+    def read_row(self, row: int) -> Pair:
+        """One row, its bytes read within the timed call."""
+        aux_n3H, last_nH = self.look_at(row)
+        return aux_n3H.clone(), last_nH.clone()
+
+    def read_batch(self, rows: Sequence[int], pool: Executor) -> Pair:
+        """Rows laid end to end, as the trainer wants them: each put into its place by a thread."""
+        lengths, width = [self.states.lengths[row] for row in rows], self.states.width
+        aux_n3H = torch.empty(sum(lengths), 3, width, dtype=torch.bfloat16)
+        last_nH = torch.empty(sum(lengths), width, dtype=torch.bfloat16)
+
+        def put(row: int, aux_place: Tensor, last_place: Tensor) -> None:
+            aux, last = self.look_at(row)
+            aux_place.copy_(aux)
+            last_place.copy_(last)
+
+        for _ in pool.map(put, rows, aux_n3H.split(lengths), last_nH.split(lengths)):
+            pass
+        return aux_n3H, last_nH
 
     def read_all(self) -> int:
         """Read from the first token to the last; the decoded bytes."""
@@ -117,6 +139,10 @@ class Ours(Layout):
         """By the offsets."""
         return self.store.read(self.offsets[row], self.offsets[row + 1])
 
+    def read_batch(self, rows: Sequence[int], pool: Executor) -> Pair:  # noqa: ARG002
+        """By the store's own threads, as many as the pool has."""
+        return self.store.read_spans([self.rows.span(row) for row in rows])
+
     def read_all(self) -> int:
         """In ranges of about 64 MiB that end with chunks."""
         chunk_bytes = self.header.chunk_tokens * self.states.bytes_per_token
@@ -141,10 +167,10 @@ class SafetensorsRows(Layout):
             tensors = {"aux": aux_n3H.contiguous(), "last": last_nH.contiguous()}
             save_file(tensors, self.folder / f"{row}.safetensors")
 
-    def read_row(self, row: int) -> Pair:
-        """Its file, mapped; copied, so that the bytes are read within the timed call."""
+    def look_at(self, row: int) -> Pair:
+        """Its file, mapped."""
         tensors = load_file(self.folder / f"{row}.safetensors")
-        return tensors["aux"].clone(), tensors["last"].clone()
+        return tensors["aux"], tensors["last"]
 
 
 class TorchRows(Layout):
@@ -160,10 +186,14 @@ class TorchRows(Layout):
             tensors = {"aux": aux_n3H.clone(), "last": last_nH.clone()}
             torch.save(tensors, self.folder / f"{row}.ckpt")
 
-    def read_row(self, row: int) -> Pair:
+    def look_at(self, row: int) -> Pair:
         """Its file."""
         tensors = torch.load(self.folder / f"{row}.ckpt", weights_only=True)
         return tensors["aux"], tensors["last"]
+
+    def read_row(self, row: int) -> Pair:
+        """It is read already."""
+        return self.look_at(row)
 
 
 class Npy(Layout):
@@ -188,15 +218,15 @@ class Npy(Layout):
                 array[start:stop] = states.contiguous().view(torch.uint16).numpy()
 
     def open(self) -> None:
-        """Map both."""
+        """Map both; privately, since torch wants what could be written to."""
         self.arrays = [
-            np.load(self.folder / f"{name}.npy", mmap_mode="r") for name in ("aux", "last")
+            np.load(self.folder / f"{name}.npy", mmap_mode="c") for name in ("aux", "last")
         ]
 
-    def read_row(self, row: int) -> Pair:
-        """A copy of its range."""
+    def look_at(self, row: int) -> Pair:
+        """Its range, mapped."""
         span = slice(self.offsets[row], self.offsets[row + 1])
-        aux_n3H, last_nH = (torch.from_numpy(array[span].copy()) for array in self.arrays)
+        aux_n3H, last_nH = (torch.from_numpy(array[span]) for array in self.arrays)
         return aux_n3H.view(torch.bfloat16), last_nH.view(torch.bfloat16)
 
 

@@ -5,17 +5,22 @@
 GB/s are decoded bytes, 4 H 2 a token in bfloat16, over wall time; `per_core` is over the processor
 time of the whole process instead, so what one core gives if it only does that. Before every reading
 the layout's files leave the page cache (POSIX_FADV_DONTNEED); the host of a virtual machine may
-keep what this machine has forgotten. Written files are synced within the timed writing. Rows are
-read in one shuffled order, each before the next is asked for; up to --shuffled-gb of them.
+keep what this machine has forgotten. Written files are synced within the timed writing.
+
+Rows are read in shuffled orders, up to --shuffled-gb of them, in two ways. `shuffled`: each row
+before the next is asked for. `batched`: as the trainer reads, all rows of a batch at once, laid end
+to end, with one thread for each core; the other layouts get as many threads for their files.
 
 Layouts are written, read and removed one after the other, so the disk holds one at a time; of
 --layouts, plain, bfloat16 and safetensors are always needed.
 """
 
 import argparse
+import os
 import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,9 +31,13 @@ from store_layouts import Layout, Npy, Ours, Plain, SafetensorsRows, TorchRows, 
 from store_results import keep
 from store_states import States, kimi_shaped, real_states
 
+from eagle3.batches import packed_rows
+
 # What one H200 reads while it trains at Kimi-K2.5's shape: 13,700 tokens/s (docs/results-train.md)
 # of 57,344 bytes.
 H200_GB_S = 0.75
+# train.batch_tokens of the two presets.
+DEMO_BATCH_TOKENS, KIMI_BATCH_TOKENS = 512, 8192
 
 
 def timed(work: Callable[[], int]) -> dict[str, float]:
@@ -49,7 +58,7 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(layout: Layout, shuffled_gb: float, repeats: int) -> dict[str, Any]:
+def measure(layout: Layout, shuffled_gb: float, batch_tokens: int, repeats: int) -> dict[str, Any]:
     """Write, read in order and read rows in another order; the median of the readings."""
     states = layout.states
     total = states.tokens * states.bytes_per_token
@@ -74,7 +83,15 @@ def measure(layout: Layout, shuffled_gb: float, repeats: int) -> dict[str, Any]:
             layout.open()
             return sum(decoded(layout.read_row(row)) for row in order)
 
+        batches = shuffled_batches(states, shuffled_gb, batch_tokens)
+
+        def read_batches() -> int:
+            layout.open()
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return sum(decoded(layout.read_batch(batch, pool)) for batch in batches)
+
         facts["shuffled"] = median([cold(layout, read_rows) for _ in range(repeats)])
+        facts["batched"] = median([cold(layout, read_batches) for _ in range(repeats)])
     layout.remove()
     return facts
 
@@ -101,7 +118,17 @@ def shuffled_rows(states: States, most_gb: float) -> list[int]:
     return order
 
 
-def compare(case: str, states: States, args: argparse.Namespace, repeats: int) -> None:
+def shuffled_batches(states: States, most_gb: float, batch_tokens: int) -> list[tuple[int, ...]]:
+    """Rows as the trainer packs them, each once at most, up to so many decoded bytes."""
+    batches, most = [], min(most_gb * 1e9 / states.bytes_per_token, states.tokens)
+    for batch in packed_rows(states.lengths, batch_tokens, seed=1):
+        if sum(states.lengths[row] for taken in [*batches, batch] for row in taken) > most:
+            break
+        batches.append(batch)
+    return batches
+
+
+def compare(case: str, states: States, args: argparse.Namespace, batch_tokens: int) -> None:
     """Measure all layouts of one source of states."""
     with TemporaryDirectory(dir=args.folder, prefix="store-read-") as name:
         folder = Path(name) / "states"
@@ -122,7 +149,7 @@ def compare(case: str, states: States, args: argparse.Namespace, repeats: int) -
             if kind not in args.layouts:
                 continue
             layout = make()
-            found[layout.name] = measure(layout, args.shuffled_gb, repeats)
+            found[layout.name] = measure(layout, args.shuffled_gb, batch_tokens, args.repeats)
             print(layout.name, found[layout.name], flush=True)
     first = found[f"eagle3 bfloat16, chunks of {args.chunk_tokens[0]}"]
     lengths = np.array(states.lengths)
@@ -133,12 +160,14 @@ def compare(case: str, states: States, args: argparse.Namespace, repeats: int) -
         "row_tokens_mean": round(float(lengths.mean()), 1),
         "decoded_gb": round(states.tokens * states.bytes_per_token / 1e9, 2),
         "shard_tokens": shard,
+        "batch_tokens": batch_tokens,
         "threads_of_torch": torch.get_num_threads(),
         "layouts": found,
         "sequential_over_plain": over(first, found[Plain.name], "sequential"),
         "shuffled_over_safetensors": over(first, found[SafetensorsRows.name], "shuffled"),
         "shuffled_over_torch": over(first, found.get(TorchRows.name), "shuffled"),
-        "cores_for_one_h200": round(H200_GB_S / first["shuffled"]["per_core"], 2),
+        "batched_over_safetensors": over(first, found[SafetensorsRows.name], "batched"),
+        "cores_for_one_h200": round(H200_GB_S / first["batched"]["per_core"], 2),
     }
     keep("store_read", case, facts)
 
@@ -156,14 +185,18 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=2000, help="Tokens of a synthetic row.")
     parser.add_argument("--chunk-tokens", type=int, nargs="+", default=[256])
     parser.add_argument("--shard-tokens", type=int, default=8192)
-    parser.add_argument("--shuffled-gb", type=float, default=2.0)
+    parser.add_argument("--shuffled-gb", type=float, default=6.0)
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="Of each reading; the median counts."
+    )
     kinds = ("plain", "bfloat16", "float8", "safetensors", "torch", "npy")
     parser.add_argument("--layouts", nargs="*", default=kinds, choices=kinds)
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="On the disk to measure.")
     args = parser.parse_args()
-    compare("smollm2", real_states(args.store), args, repeats=3)
+    compare("smollm2", real_states(args.store), args, DEMO_BATCH_TOKENS)
     if args.synthetic_gb:
-        compare("kimi-shaped", kimi_shaped(args.synthetic_gb, args.longest), args, repeats=1)
+        states = kimi_shaped(args.synthetic_gb, args.longest)
+        compare("kimi-shaped", states, args, KIMI_BATCH_TOKENS)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path("benchmarks/results/store.json")
-PACKAGES = ("torch", "zarr", "numcodecs", "safetensors", "numpy")
+PACKAGES = ("torch", "zarr", "numcodecs", "zstandard", "safetensors", "numpy")
 
 
 def keep(benchmark: str, case: str, figures: Any) -> None:

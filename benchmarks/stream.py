@@ -114,7 +114,9 @@ def run(target: TargetModel, corpus: Corpus, params: Params) -> dict[str, Any]:
         streaming = None
         if not params.extract.keep:
             engine = TransformersEngine(target, params.target)
-            streaming = Streaming(engine, params.extract.ahead_shards)
+            streaming = Streaming(
+                engine, params.extract.ahead_shards, params.extract.max_nonfinite_rows
+            )
         train_drafter(
             target,
             corpus,

@@ -100,6 +100,8 @@ class HiddenStates(Artifact):
     dtype: dict[Split, str]
     engine: str
     sha256: dict[Split, str]
+    refused_rows: dict[Split, int]
+    """Rows without states, since one of theirs was no number; none of eval."""
     bytes: dict[Split, int]
     raw_bytes: dict[Split, int]
     """What the same states take as they are."""
@@ -111,11 +113,12 @@ class HiddenStates(Artifact):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Sizes of the stores."""
+        """Sizes of the stores, and how many rows they lack."""
         values: dict[str, float] = {"store_ratio": self.ratio}
         for split in self.tokens:
             values[f"store_tokens_{split}"] = self.tokens[split]
             values[f"store_bytes_{split}"] = self.bytes[split]
+            values[f"refused_rows_{split}"] = self.refused_rows[split]
         return values
 
 
@@ -157,6 +160,8 @@ class Drafter(Artifact):
     draft_vocab: int
     best_step: int
     acceptance_length_validation: float
+    refused_rows: int
+    """Rows of the training split that had no states, of those that were made or read."""
     trainable_parameters: int
     sha256: str
     params: dict[str, Any]
@@ -177,6 +182,7 @@ class Drafter(Artifact):
         return {
             "acceptance_length_validation": self.acceptance_length_validation,
             "best_step": self.best_step,
+            "refused_rows_train": self.refused_rows,
             "trainable_parameters": self.trainable_parameters,
         }
 

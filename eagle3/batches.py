@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from eagle3.attention import Documents
+from eagle3.store.refused import RowsRead
 from eagle3.store.rows import Rows
 from eagle3.team import ALONE, Team
 from eagle3.ttt import Batch
 
-SpansReader = Callable[[Sequence[slice]], tuple[Tensor, Tensor]]
-"""Reads ranges of a store's tokens, one behind the other: aux [n, 3, H] and last [n, H]."""
+RowsReader = Callable[[Sequence[slice]], RowsRead]
+"""Reads whole rows of a store, by their tokens."""
 
 
 def packed_rows(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterator[tuple[int, ...]]:
@@ -39,13 +40,19 @@ def packed_rows(lengths: Sequence[int], batch_tokens: int, seed: int) -> Iterato
             tokens += lengths[row]
 
 
-def read_batch(rows: Rows, read: SpansReader, which: Sequence[int], device: torch.device) -> Batch:
-    """Read whole rows, lay them end to end and bring them to the device, states as stored."""
+def read_batch(rows: Rows, read: RowsReader, which: Sequence[int], device: torch.device) -> Batch:
+    """Read whole rows, lay them end to end and bring them to the device, states as stored.
+
+    A row that was refused keeps its place, with no supervised token: so batches and their sharing
+    among processes are the same whatever is refused, and no document attends to another's tokens.
+    """
     spans = [rows.span(row) for row in which]
-    aux_N3H, last_NH = read(spans)
+    aux_N3H, last_NH, refused = read(spans)
     bounds = np.cumsum([0, *(span.stop - span.start for span in spans)])
     tokens_N = np.concatenate([rows.tokens_N[span] for span in spans]).astype(np.int64)
     loss_mask_N = np.concatenate([rows.loss_mask_N[span] for span in spans])
+    for place in refused:
+        loss_mask_N[bounds[place] : bounds[place + 1]] = False
     return Batch(
         tokens_N=_bring(torch.from_numpy(tokens_N), device),
         loss_mask_N=_bring(torch.from_numpy(loss_mask_N), device),
@@ -57,7 +64,7 @@ def read_batch(rows: Rows, read: SpansReader, which: Sequence[int], device: torc
 
 def training_steps(
     rows: Rows,
-    read: SpansReader,
+    read: RowsReader,
     *,
     batch_tokens: int,
     accumulate: int,

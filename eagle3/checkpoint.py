@@ -20,6 +20,7 @@ from eagle3.contract import CONFIG_FILE, NORM_SWITCHES, WEIGHTS_FILE, draft_conf
 from eagle3.drafter import DrafterNet, DraftShape
 from eagle3.errors import CheckpointError
 from eagle3.maps import VocabMaps, full_vocab
+from eagle3.unfinished import unfinished
 from eagle3.work import room_for
 
 STATE_TENSORS = "state.safetensors"
@@ -133,7 +134,7 @@ def _maps_of(tensors: dict[str, Tensor], shape: DraftShape, path: Path) -> Vocab
 
 
 def _save_tensors(tensors: dict[str, Tensor], facts: dict[str, str], path: Path) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = unfinished(path)
     with room_for(path.name, path.parent):
         save_file(tensors, partial, metadata=facts)
         with partial.open("rb+") as file:

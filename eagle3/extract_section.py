@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from eagle3.sections import Backend, Dtype, Positive, Section, StateDtype
+from eagle3.sections import Backend, Dtype, NonNegative, Positive, Section, StateDtype
 
 
 class ExtractParams(Section):
@@ -35,6 +35,10 @@ class ExtractParams(Section):
         description="With keep false: shards that the target may be ahead of training, all of "
         "them on disk."
     )
+    max_nonfinite_rows: NonNegative = Field(
+        description="Rows of train, and as many of validation, that may have a state that is no "
+        "number; they are left out. One more fails the stage, and one of eval always does."
+    )
     workers: Positive = Field(
         description="Processes that share the shards, each with its own target; more than one run "
         "on Ray."
@@ -47,7 +51,9 @@ class ExtractParams(Section):
         "stage; extract then runs the target over the other rows alone."
     )
 
-    how_it_runs: ClassVar[frozenset[str]] = frozenset({"workers", "ray_address", "ahead_shards"})
+    how_it_runs: ClassVar[frozenset[str]] = frozenset(
+        {"workers", "ray_address", "ahead_shards", "max_nonfinite_rows"}
+    )
     """Keys that change no byte of the store: DVC does not track them, and work goes on under
     others."""
 

@@ -109,7 +109,7 @@ def cross_entropy(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor) -> Tensor
 def total_variation(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor) -> Tensor:
     """1 - alpha, [C]. Arguments, and what becomes of the logits, as for `cross_entropy`."""
     alpha_C1 = _acceptance(logits_CD, highest_C1, p_CD)
-    logits_CD.neg_()
+    _drop_negligible(logits_CD.neg_())
     return 1 - alpha_C1[:, 0]
 
 
@@ -118,7 +118,7 @@ def negative_log_acceptance(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor)
     alpha_C1 = _acceptance(logits_CD, highest_C1, p_CD)
     # All of p can be too small for the dtype; the gradient is then zero, not undefined.
     alpha_C1 = alpha_C1.clamp(min=torch.finfo(alpha_C1.dtype).tiny)
-    logits_CD.div_(-alpha_C1)
+    _drop_negligible(logits_CD.div_(-alpha_C1))
     return -alpha_C1[:, 0].log()
 
 
@@ -138,6 +138,18 @@ def _acceptance(logits_CD: Tensor, highest_C1: Tensor, p_CD: Tensor) -> Tensor:
     gaining_CD = q_CD * (q_CD < p_CD)
     q_CD.mul_(-gaining_CD.sum(dim=-1, keepdim=True)).add_(gaining_CD)
     return alpha_C1
+
+
+def _drop_negligible(grad_CD: Tensor) -> None:
+    """Make gradients that are too small to change a sum of the others 0, in place.
+
+    Those of alpha are products of two probabilities: times a state or a weight of the head, many
+    fall below the normal float32 numbers, over which a processor takes many times as long
+    (benchmarks/loss_cost.py). Cross-entropy's are differences of two, and seldom do.
+    """
+    if grad_CD.device.type == "cpu":
+        eps = torch.finfo(torch.promote_types(grad_CD.dtype, torch.float32)).eps
+        torch.hardshrink(grad_CD, eps**2, out=grad_CD)
 
 
 def head_loss(

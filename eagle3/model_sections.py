@@ -88,6 +88,10 @@ class TrainParams(Section):
         description="Processes that share the micro-batches of a step, each on a GPU of its own or "
         "on its part of the CPU's cores."
     )
+    reader_processes: NonNegative = Field(
+        description="On a GPU, processes that read the states of the next step, beside each that "
+        "trains; 0 reads by threads of the one that trains, as on a CPU."
+    )
     sharding: Sharding = Field(
         description="none: every process holds all float32 weights, gradients and moments; full: "
         "each holds a part (FSDP2), for drafters too large for one GPU."

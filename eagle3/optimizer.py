@@ -1,4 +1,4 @@
-"""The optimizer's part of a step: rate, clipping and update, with no pass that scales gradients.
+"""The optimizer's part of a step: its rate, and clip and update without a pass over the gradients.
 
 The fused AdamW divides gradients by `grad_scale` as it reads them, for loss scaling
 (torch.amp.GradScaler sets it). Clipping is a division too.
@@ -11,15 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from eagle3.config import TrainParams
-
-
-def learning_rate(params: TrainParams, step: int) -> float:
-    """Linear warm-up, then a cosine down to `min_learning_rate_ratio` of the peak."""
-    if step < params.warmup_steps:
-        return params.learning_rate * (step + 1) / params.warmup_steps
-    done = (step - params.warmup_steps) / (params.total_steps - params.warmup_steps)
-    floor = params.min_learning_rate_ratio
-    return params.learning_rate * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)
 
 
 def adamw(
@@ -49,3 +40,12 @@ def clip_and_update(optimizer: torch.optim.AdamW, max_norm: float) -> Tensor:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm
+
+
+def learning_rate(params: TrainParams, step: int) -> float:
+    """Linear warm-up, then a cosine down to `min_learning_rate_ratio` of the peak."""
+    if step < params.warmup_steps:
+        return params.learning_rate * (step + 1) / params.warmup_steps
+    done = (step - params.warmup_steps) / (params.total_steps - params.warmup_steps)
+    floor = params.min_learning_rate_ratio
+    return params.learning_rate * (floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2)

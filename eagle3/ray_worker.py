@@ -16,7 +16,8 @@ from eagle3.config import TargetParams
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.errors import EngineError, StorageError
-from eagle3.extract import TokenProgress, fill_shards
+from eagle3.fill import TokenProgress, fill_shards
+from eagle3.refusals import Refusals
 from eagle3.store.pointer import Where
 from eagle3.store.writer import StateWriter
 
@@ -65,12 +66,14 @@ class ExtractWorker:
         self._engine = OneRowAgain(TransformersEngine(job.target, job.params))
         return WorkerFacts(self._engine.name, host, os.getpid())
 
-    def fill(self, where: Where, split: Split, shard: int) -> None:
+    def fill(self, where: Where, split: Split, shard: int, limit: int) -> None:
         """Make a shard of the store there, which may have been begun by a worker that died.
+
+        `limit` is extract.max_nonfinite_rows. What all shards have together the driver counts.
 
         Raises:
             EngineError: this node does not see the store.
-            StoreError: a state is not a finite number.
+            StoreError: more rows of the shard have a state that is no number.
         """
         if isinstance(where, Path) and not where.is_dir():
             raise EngineError(
@@ -82,7 +85,7 @@ class ExtractWorker:
         writer = self._writers[where]
         writer.clear(shard)
         silent = TokenProgress(Silent(), 0)
-        fill_shards(writer, writer.rows, self._engine, split, silent, {shard})
+        fill_shards(writer, self._engine, split, silent, Refusals(limit), {shard})
 
     def _join(self, where: Where) -> StateWriter:
         try:

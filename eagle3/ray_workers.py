@@ -18,8 +18,9 @@ from typing import Any
 from eagle3.artifacts import Split
 from eagle3.config import Device
 from eagle3.errors import EngineError
-from eagle3.extract import TokenProgress
+from eagle3.fill import TokenProgress
 from eagle3.ray_worker import ExtractWorker, WorkerFacts, WorkerJob
+from eagle3.refusals import Refusals
 from eagle3.shard_plan import Shard, ShardPlan
 from eagle3.store.writer import StateWriter
 
@@ -40,7 +41,7 @@ def ray_workers(
     Raises:
         EngineError: Ray is not installed, there is no such cluster, or all workers died.
     """
-    ray = _import_ray()
+    ray = _import_ray(address)
     with _connected(ray, address, count * job.threads):
         gpus = _gpus_a_worker(device, ray.cluster_resources())
         workers = RayWorkers(ray, job, count, {"num_cpus": job.threads, "num_gpus": gpus})
@@ -68,21 +69,27 @@ class RayWorkers:
         while not self._free:
             self._collect(ShardPlan([], count))
 
-    def fill(self, stores: Mapping[Split, StateWriter], progress: TokenProgress) -> None:
+    def fill(
+        self,
+        stores: Mapping[Split, StateWriter],
+        progress: TokenProgress,
+        refusals: Refusals,
+    ) -> None:
         """Finish every shard of the stores.
 
         Raises:
             EngineError: all workers died; finished shards are kept.
-            StoreError: a state is not a finite number.
+            StoreError: more rows have a state that is no number than `refusals` allows.
         """
         lengths = {(split, shard): length for split, shard, length in _shards(stores)}
         done = {(split, shard) for split, store in stores.items() for shard in store.done}
         progress.add(sum(lengths[shard] for shard in done))
         plan = ShardPlan([shard for shard in lengths if shard not in done], self._count)
         while plan.left or any(shard for _, shard in self._busy.values()):
-            self._hand_out(plan, stores)
-            for shard in self._collect(plan):
-                progress.add(lengths[shard])
+            self._hand_out(plan, stores, refusals.limit)
+            for split, shard in self._collect(plan):
+                progress.add(lengths[split, shard])
+                refusals.add(split, stores[split].refused([shard]))
         # What a dead worker left half-written; nobody writes any more.
         for store in stores.values():
             store.remove_leftovers()
@@ -92,11 +99,11 @@ class RayWorkers:
         for worker in self._workers.values():
             self._ray.kill(worker)
 
-    def _hand_out(self, plan: ShardPlan, stores: Mapping[Split, StateWriter]) -> None:
+    def _hand_out(self, plan: ShardPlan, stores: Mapping[Split, StateWriter], limit: int) -> None:
         for number in sorted(self._free):
             if shard := plan.next(number):
                 self._free.remove(number)
-                work = self._workers[number].fill.remote(stores[shard[0]].where, *shard)
+                work = self._workers[number].fill.remote(stores[shard[0]].where, *shard, limit)
                 self._busy[work.future()] = (number, shard)
 
     def _collect(self, plan: ShardPlan) -> list[Shard]:
@@ -149,9 +156,13 @@ class RayWorkers:
         self.engine = facts.engine
 
 
-def _import_ray() -> Any:
+def _import_ray(address: str | None) -> Any:
     # Read by Ray when it is imported. It is not to send statistics, and need not hide the GPUs
     # from a worker that was given none: target.device says what is used.
+    if address is None:
+        # What Ray does by default where it supports no clusters of several machines: the node's
+        # address is 127.0.0.1, and everything listens there alone (seen in Ray 2.60).
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

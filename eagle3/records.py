@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from eagle3.errors import ArtifactError
+from eagle3.unfinished import unfinished
 
 
 def fingerprint_of(value: Any) -> str:
@@ -30,7 +31,7 @@ def file_sha256(path: Path) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Write a text file whole or not at all, durably."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = unfinished(path)
     with partial.open("w") as file:
         file.write(text)
         file.flush()

@@ -189,6 +189,11 @@ class CorpusParams(Section):
             )
         return self
 
+    @property
+    def longest_text(self) -> int:
+        """Tokens that an engine needs room for: a prompt, its answer, and one token behind it."""
+        return self.max_length + self.answers.max_new_tokens + 1
+
 
 class VocabParams(Section):
     """The draft vocabularies to compare."""

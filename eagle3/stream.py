@@ -10,7 +10,7 @@ Shapes: n tokens of one row, H target width.
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -18,15 +18,17 @@ from pathlib import Path
 from threading import Condition
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from eagle3.config import TrainParams
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
 from eagle3.errors import DiskFullError, StoreError
-from eagle3.extract import TokenProgress, fill_shards
+from eagle3.fill import TokenProgress, fill_shards
 from eagle3.progress import Reporter
+from eagle3.refusals import Refusals
 from eagle3.store.layout import Header
+from eagle3.store.packing import READ_DTYPES
+from eagle3.store.refused import RowsRead, zeros_for_refused
 from eagle3.store.rows import Rows, rows_sha256
 from eagle3.store.size import expected_bytes, in_mib
 from eagle3.store.states import StateStore
@@ -35,6 +37,8 @@ from eagle3.stream_plan import ShardNeeds, first_epoch, most_at_once, rows_to_re
 from eagle3.work import room_for
 
 log = logging.getLogger(__name__)
+
+REFUSED_NOTE = "refused-rows.json"
 
 
 class Stopped(Exception):
@@ -48,6 +52,8 @@ class Streaming:
     engine: TargetEngine
     ahead_shards: int
     """Shards that the target may be ahead of training."""
+    max_nonfinite_rows: int
+    """Rows that may go without states."""
 
 
 class StateStream:
@@ -84,10 +90,15 @@ class StateStream:
         with room_for("hidden states", path.parent):
             self._writer = StateWriter(path, self._header, self._laid)
         self._store = StateStore.growing(path)
+        # A shard is deleted with the names of its refused rows.
+        self._refusals = Refusals(how.max_nonfinite_rows, path.with_name(REFUSED_NOTE))
         self._needs = ShardNeeds(())
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="make-states")
         self._making: Future[None] = Future()
         self._changed = Condition()
+        # Replaced as a whole, before a shard with another one counts as sealed.
+        self.refused = self._refusals.of("train")
+        """Rows that have no states, of those that were made: by their tokens as they are laid."""
         # All below is read and written with `_changed` held.
         self._sealed: set[int] = set()
         self._asked = -1
@@ -98,6 +109,7 @@ class StateStream:
 
         Raises:
             DiskFullError: the shards that will lie on disk together are more than the disk has.
+            StoreError: shards that are there have more refused rows than params allow.
         """
         reads = [self._shards(row) for row in rows_to_read(self._lengths, self._params, step)]
         self._needs = ShardNeeds(reads)
@@ -105,26 +117,33 @@ class StateStream:
         for shard in there - set(self._needs.order):
             self._writer.clear(shard)
         self._sealed = there & set(self._needs.order)
+        self._refuse(self._sealed)
         self._require_room(most_at_once(reads, self._how.ahead_shards, self._sealed))
         # In a copy of the context, where Prefect's loggers find the run that they belong to.
         self._making = self._pool.submit(copy_context().run, self._make)
         self._making.add_done_callback(lambda _: self._tell())
 
-    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """States of the row that is tokens [start, stop): aux [n, 3, H] and last [n, H].
+    def read_rows(self, spans: Sequence[slice]) -> RowsRead:
+        """States of some rows, one behind the other, with zeros for those that were refused.
 
         Waits until they are there. Rows must be asked for in the order of training.
 
         Raises:
-            StoreError: a state is not a number, or a shard was damaged after it was made.
+            StoreError: too many states are no numbers, or a shard was damaged after it was made.
             DiskFullError: the disk is full.
         """
-        row = int(np.searchsorted(self.rows.offsets_R1, start))
-        assert self.rows.span(row) == slice(start, stop), "whole rows alone are read"
+        found = [self._read(span) for span in spans]
+        header = self._header
+        return zeros_for_refused(spans, found, header.hidden_size, READ_DTYPES[header.dtype])
+
+    def _read(self, span: slice) -> tuple[Tensor, Tensor] | None:
+        """States of the row that is these tokens: aux [n, 3, H] and last [n, H]."""
+        row = int(np.searchsorted(self.rows.offsets_R1, span.start))
+        assert self.rows.span(row) == span, "whole rows alone are read"
         shards, here = self._shards(row), self._laid.span(self._place_of[row])
         self._wait_for(shards)
         try:
-            states = self._store.read(here.start, here.stop)
+            states = None if self.refused.at(here) else self._store.read(here.start, here.stop)
         except StoreError as error:
             for shard in shards:
                 self._writer.clear(shard)
@@ -135,11 +154,6 @@ class StateStream:
         for shard in self._needs.read(shards):
             self._writer.clear(shard)
         return states
-
-    def read_spans(self, spans: Sequence[slice]) -> tuple[Tensor, Tensor]:
-        """States of some rows, one behind the other; see `read`."""
-        states = [self.read(span.start, span.stop) for span in spans]
-        return torch.cat([aux for aux, _ in states]), torch.cat([last for _, last in states])
 
     def close(self) -> None:
         """End the thread, at the latest when the target has done what it is at."""
@@ -157,10 +171,16 @@ class StateStream:
         for shard in wanted:
             self._wait_for_turn(shard)
             with room_for("hidden states", self._path.parent):
-                fill_shards(self._writer, self._laid, engine, "train", progress, {shard})
+                fill_shards(self._writer, engine, "train", progress, self._refusals, {shard})
+            self._refuse({shard})
             with self._changed:
                 self._sealed.add(shard)
             self._tell()
+
+    def _refuse(self, shards: Set[int]) -> None:
+        """Know the rows that finished shards name as refused."""
+        self._refusals.add("train", self._writer.refused(shards))
+        self.refused = self._refusals.of("train")
 
     def _wait_for(self, shards: range) -> None:
         """Wait for shards, and let the target go on to those that follow."""

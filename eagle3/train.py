@@ -62,7 +62,7 @@ def train_drafter(
     made_from = {record.stage: record.fingerprint for record in (target, corpus, states, vocab)}
     made_from |= init_from_sha256(params.init_from)
     # Without what changes no number of the run: it goes on with any.
-    how = params.model_dump(exclude={"processes", "sharding", "recompute"})
+    how = params.model_dump(exclude={"processes", "reader_processes", "sharding", "recompute"})
     chosen = {"drafter": drafter_params.model_dump(), "train": how}
     work = workspace(f"train@{vocab.size}", {**made_from, **chosen})
     with ExitStack() as opened:
@@ -111,6 +111,7 @@ def _publish_result(
         draft_vocab=vocab.draft_vocab,
         best_step=best["step"],
         acceptance_length_validation=best["acceptance_length"],
+        refused_rows=len(trainer.train_store.refused),
         trainable_parameters=sum(p.numel() for p in trainer.net.parameters() if p.requires_grad),
         sha256=file_sha256(result / WEIGHTS_FILE),
         params=chosen,

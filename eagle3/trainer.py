@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eagle3.artifacts import Corpus, DraftVocab, HiddenStates, Split, TargetModel
-from eagle3.batches import training_steps
+from eagle3.batches import RowsReader, training_steps
 from eagle3.checkpoint import save_drafter
 from eagle3.config import DrafterParams, TrainParams
 from eagle3.device import TORCH_DTYPES, pick_device
@@ -32,8 +32,10 @@ from eagle3.maps import load_maps
 from eagle3.optimizer import adamw, clip_and_update, learning_rate
 from eagle3.pace import Pace
 from eagle3.progress import Reporter
+from eagle3.reader_processes import ReaderProcesses
 from eagle3.replay import replay_rows
 from eagle3.sharding import place
+from eagle3.store.refused import read_rows
 from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
 from eagle3.stream import StateStream
@@ -126,10 +128,17 @@ class Trainer:
         return self.step % self.params.validate_every == 0 or last
 
     def _train(self) -> None:
+        readers = self.params.reader_processes if self.device.type == "cuda" else 0
+        if self.stream or not readers:
+            return self._take_steps(self.train_store.read_rows)
+        with ReaderProcesses(HiddenStates.home / "train.zarr", readers) as processes:
+            self._take_steps(partial(read_rows, self.train_store.refused, processes.read_spans))
+
+    def _take_steps(self, read: RowsReader) -> None:
         params = self.params
         batches = training_steps(
             self.train_rows,
-            self.train_store.read_spans,
+            read,
             batch_tokens=params.batch_tokens,
             accumulate=params.accumulate,
             seed=params.seed,
@@ -250,7 +259,7 @@ class Trainer:
     def _replay_and_keep(self) -> None:
         k = self.params.validate_draft_tokens
         rows = self.validation_rows
-        which = self.team.share(range(len(rows)))
+        which = self.team.share(self.validation_store.rows_with_states(rows))
         self.net.eval()
         read = self.validation_store.read
         embedding_VH = self.embedding_VH.float()

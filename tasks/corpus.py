@@ -25,10 +25,9 @@ def corpus(
 
     What `extract` says decides what is kept for the next stage, and nothing of the corpus.
     """
-    answers = params.answers
-    longest = params.max_length + answers.max_new_tokens + 1
     log_file = WORK / "vllm-corpus.log"
-    with open_engine(answers.backend, target, target_params, longest, log_file) as engine:
+    backend, longest = params.answers.backend, params.longest_text
+    with open_engine(backend, target, target_params, longest, log_file) as engine:
         capture = None
         if extract.capture_answers:
             assert isinstance(engine, CapturingEngine), f"{engine.name} keeps no states"

@@ -76,4 +76,4 @@ def _streaming(
     # An engine that answers wants room for a token after the row.
     longest = longest_row() + 1
     with open_engine(extract.backend, target, params.target, longest, log_file) as engine:
-        yield Streaming(engine, extract.ahead_shards)
+        yield Streaming(engine, extract.ahead_shards, extract.max_nonfinite_rows)

@@ -29,6 +29,7 @@ PARAMS = ExtractParams(
     chunk_tokens=4,
     shard_tokens=16,
     store=None,
+    max_nonfinite_rows=0,
     workers=1,
     ray_address=None,
     keep=True,

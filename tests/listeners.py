@@ -1,6 +1,8 @@
-"""A reporter that keeps what a stage says of its progress."""
+"""Reporters that keep what a stage says of its progress, or end it there."""
 
 from collections.abc import Mapping
+
+from eagle3.progress import ConsoleReporter
 
 
 class Listener:
@@ -14,3 +16,15 @@ class Listener:
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         raise AssertionError("extraction has no curve")
+
+
+class StopAt(ConsoleReporter):
+    """Ends training at a step, as a signal's handler does: with an exception out of nowhere."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.stop = step
+
+    def progress(self, label: str, done: int, total: int, unit: str) -> None:
+        if label == "training" and done == self.stop:
+            raise KeyboardInterrupt

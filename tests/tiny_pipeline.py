@@ -57,7 +57,10 @@ def train(
     engine: TargetEngine | None = None,
 ) -> Drafter:
     """Run train in the current directory; `engine` makes the states where they are not stored."""
-    streaming = Streaming(engine, params.extract.ahead_shards) if engine else None
+    extract = params.extract
+    streaming = (
+        Streaming(engine, extract.ahead_shards, extract.max_nonfinite_rows) if engine else None
+    )
     return train_drafter(
         inputs.target,
         inputs.corpus,

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from eagle3.engines.base import RowStates, Sampling
-from eagle3.extract import TokenProgress, fill
+from eagle3.fill import TokenProgress, fill
 from eagle3.progress import ConsoleReporter
+from eagle3.refusals import Refusals
 from eagle3.store.layout import Header
 from eagle3.store.pointer import Where
 from eagle3.store.rows import Rows, rows_sha256
@@ -85,7 +86,8 @@ def write_toy_store(where: Where, **changes: Any) -> Where:
     """Start a store or go on with it, to its end."""
     rows = toy_rows()
     writer = StateWriter(where, toy_header(**changes), rows)
-    fill(writer, rows, ToyEngine(), "train", TokenProgress(Silent(), rows.num_tokens))
+    progress = TokenProgress(Silent(), rows.num_tokens)
+    fill(writer, ToyEngine(), "train", progress, Refusals(0))
     return where
 
 

@@ -8,6 +8,7 @@ import typer
 from eagle3.cli.check import check
 from eagle3.cli.clean import clean
 from eagle3.cli.doctor import doctor
+from eagle3.cli.engine import engine_app
 from eagle3.cli.export import export
 from eagle3.cli.importer import import_
 from eagle3.cli.inspect import inspect
@@ -31,6 +32,7 @@ for command in (params, plan, inspect, report, check, export, measure, clean, do
     app.command()(command)
 app.command("import")(import_)
 app.add_typer(store_app, name="store")
+app.add_typer(engine_app, name="engine")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -10,6 +10,7 @@ from eagle3.cli.output import JsonFlag, answer
 from eagle3.errors import StoreError
 
 if TYPE_CHECKING:
+    from eagle3.store.refused import RefusedRows
     from eagle3.store.states import StateStore
 
 store_app = typer.Typer(no_args_is_help=True, help="Look into a hidden-state store.")
@@ -41,15 +42,19 @@ def info(where: StorePath, json: JsonFlag = False) -> None:
 def verify(where: StorePath, json: JsonFlag = False) -> None:
     """Compare every byte with the checksums that were written; exit 1 if anything differs.
 
+    Rows that were refused, since a state of theirs was no number, are named; they are no fault.
+
     Example: eagle3 store verify data/hidden_states/train.zarr
     """
-    faults = _faults(where)
+    faults, refused = _faults(where)
     table = Table(title=f"{where}: {len(faults)} fault(s)")
     for column in ("shard", "file", "what", "tokens", "rows"):
         table.add_column(column, overflow="fold")
     for fault in faults:
         table.add_row(*("all" if value is None else str(value) for value in fault.values()))
-    answer({"ok": not faults, "faults": faults}, json, table if faults else f"{where} is whole")
+    whole = "\n".join([f"{where} is whole", *(f"without {row}" for row in refused)])
+    facts = {"ok": not faults, "faults": faults, "refused": [row.model_dump() for row in refused]}
+    answer(facts, json, table if faults else whole)
     if faults:
         raise typer.Exit(1)
 
@@ -83,17 +88,26 @@ def _open(where: str) -> "StateStore":
     return StateStore.open(where)
 
 
-def _faults(where: str) -> list[dict[str, Any]]:
+def _faults(where: str) -> tuple[list[dict[str, Any]], "RefusedRows"]:
+    from eagle3.store.refused import RefusedRows
     from eagle3.store.states import StateStore
 
     try:
-        found = _open(where).verify()
+        store = _open(where)
+        found = store.verify()
     except StoreError as error:
         if not StateStore.is_at(where):
             raise
         # A store, but so damaged or unfinished that it does not open: the answer is no.
-        return [{"shard": None, "file": "", "what": str(error), "tokens": [], "rows": []}]
-    return [
+        what: dict[str, Any] = {
+            "shard": None,
+            "file": "",
+            "what": str(error),
+            "tokens": [],
+            "rows": [],
+        }
+        return [what], RefusedRows()
+    faults = [
         {
             "shard": fault.shard,
             "file": fault.file,
@@ -103,6 +117,7 @@ def _faults(where: str) -> list[dict[str, Any]]:
         }
         for fault in found
     ]
+    return faults, store.refused
 
 
 def _sample(where: str, row: int, tokens: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from eagle3.config import ExtractParams, StateDtype
 from eagle3.corpus.template import TokenRow
 from eagle3.engines.base import LAST, CapturingEngine, RowStates, Sampling
 from eagle3.store.layout import Header
+from eagle3.store.refused import in_write_dtype
 from eagle3.store.rows import Rows, rows_sha256
 from eagle3.store.writer import StateWriter
 from eagle3.work import room_for
@@ -48,13 +49,14 @@ class AnswerCapture:
         return SplitCapture(self, split)
 
     def write(self, split: Split, captured: Sequence[CapturedRow]) -> None:
-        """Put the states of some rows on disk, durably.
+        """Put the states of some rows on disk, durably; extraction runs what is no number again.
 
         Raises:
             DiskFullError: there is no room; the rows then do not count as answered.
         """
         dtype = captured_dtype(split, self._params)
-        for some in _by_size(captured, self._params.shard_tokens):
+        good = [one for one in captured if _are_numbers(dtype, one.states)]
+        for some in _by_size(good, self._params.shard_tokens):
             rows = _rows([one.row for one in some])
             path = self._folder / split / f"{rows_sha256(rows)[:16]}.zarr"
             # A run that was killed before these answers counted may have left them, or a part.
@@ -128,6 +130,10 @@ class SplitCapture:
         beginnings = (known for known in self._states if known[: len(tokens)] == tokens)
         known = next(beginnings, None)
         return None if known is None else self._states[known]
+
+
+def _are_numbers(dtype: StateDtype, states: RowStates) -> bool:
+    return in_write_dtype(dtype, states.aux_T3H, states.last_TH)[2] is None
 
 
 def _by_size(captured: Sequence[CapturedRow], tokens: int) -> Iterator[list[CapturedRow]]:

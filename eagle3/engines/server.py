@@ -97,10 +97,39 @@ def running_server(
     Raises:
         EngineError: it ended before it was healthy; the message has the end of its log.
     """
+    server = start_server(engine, arguments, log_file, str(os.getpid()))
+    try:
+        wait_until_healthy(server)
+        yield server.client
+    finally:
+        stop_server(server)
+
+
+@dataclass(frozen=True)
+class StartedServer:
+    """A server's process, which leads a group of its own, and the address it will answer at."""
+
+    process: subprocess.Popen[bytes]
+    client: HttpClient
+    log_file: Path
+
+
+def start_server(
+    engine: EngineInstall,
+    arguments: Sequence[str],
+    log_file: Path,
+    leash: str,
+    inherited: Sequence[int] = (),
+) -> StartedServer:
+    """Start vLLM on a free port of 127.0.0.1.
+
+    `leash` tells `eagle3_launch.py` what ends the server; it inherits the open files of these
+    numbers.
+    """
     port = _free_port()
     log_file.parent.mkdir(parents=True, exist_ok=True)
     command = [
-        *(str(engine.python), str(INSIDE_VLLM / "eagle3_launch.py"), str(os.getpid())),
+        *(str(engine.python), str(INSIDE_VLLM / "eagle3_launch.py"), leash),
         *("--host", "127.0.0.1", "--port", str(port), *arguments),
     ]
     with log_file.open("w") as output:
@@ -114,13 +143,9 @@ def running_server(
             stdin=subprocess.DEVNULL,
             env=_environment(engine),
             start_new_session=True,
+            pass_fds=inherited,
         )
-    client = HttpClient(f"http://127.0.0.1:{port}")
-    try:
-        _wait_until_healthy(process, client, log_file)
-        yield client
-    finally:
-        _stop(process)
+    return StartedServer(process, HttpClient(f"http://127.0.0.1:{port}"), log_file)
 
 
 def _free_port() -> int:
@@ -155,7 +180,13 @@ def _environment(engine: EngineInstall) -> dict[str, str]:
     return environment
 
 
-def _wait_until_healthy(process: subprocess.Popen, client: HttpClient, log_file: Path) -> None:
+def wait_until_healthy(server: StartedServer) -> None:
+    """Wait until a server answers, and say what it logs meanwhile.
+
+    Raises:
+        EngineError: it ended before; the message has the end of its log.
+    """
+    process, client, log_file = server.process, server.client, server.log_file
     started = last_line = time.monotonic()
     log.info("starting vLLM at %s; its log is %s", client.url, log_file)
     while not client.is_healthy():
@@ -175,8 +206,9 @@ def _wait_until_healthy(process: subprocess.Popen, client: HttpClient, log_file:
     log.info("vLLM is ready after %.0f s", time.monotonic() - started)
 
 
-def _stop(process: subprocess.Popen) -> None:
-    """Ask the server to end, then end what is left of its process group."""
+def stop_server(server: StartedServer) -> None:
+    """Ask a server to end, then end what is left of its process group."""
+    process = server.process
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
@@ -185,13 +217,13 @@ def _stop(process: subprocess.Popen) -> None:
             log.warning("vLLM did not stop within %d s; ending it", STOP_LIMIT_S)
     # The group outlives its leader while a child of it lives; a child may still be tidying up.
     deadline = time.monotonic() + CHILDREN_LIMIT_S
-    while _signal_group(process.pid, 0) and time.monotonic() < deadline:
+    while signal_group(process.pid, 0) and time.monotonic() < deadline:
         time.sleep(0.05)
-    _signal_group(process.pid, signal.SIGKILL)
+    signal_group(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _signal_group(group: int, number: int) -> bool:
+def signal_group(group: int, number: int) -> bool:
     """Signal a process group; false if nobody is left in it."""
     try:
         os.killpg(group, number)

@@ -6,6 +6,9 @@ responses of that form; not run against a live SGLang.
 Two spellings are in use: `spec_accept_token_num`, `spec_draft_token_num`, `spec_accept_histogram`
 (2025), and `spec_num_correct_drafts`, `spec_num_proposed_drafts`, `spec_correct_drafts_histogram`
 (2026); sources: sgl-project/sglang pull requests 11441, 13754 and 33518.
+
+Ids of one prompt are sent as one flat list, to which SGLang answers one object; nested lists are
+batches, answered by a list (GenerateReqInput in its io_struct.py).
 """
 
 import time
@@ -23,10 +26,13 @@ _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
 _PROPOSED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 _HISTOGRAM = ("spec_correct_drafts_histogram", "spec_accept_histogram")
 
+SEEDS = 2**31
+"""Some versions hold a seed in 32 bits, with a sign."""
+
 
 @dataclass(frozen=True)
 class SglangFacts:
-    """What `/server_info` says of a server."""
+    """What `/server_info` (once `/get_server_info`) says of a server."""
 
     version: str
     algorithm: str | None
@@ -76,6 +82,25 @@ def parse_meta_info(meta: Mapping[str, Any]) -> SpecCounters:
     return SpecCounters(drafts, int(_first(meta, _PROPOSED) or 0), int(accepted), tuple(at))
 
 
+def answer_ids(answer: Mapping[str, Any]) -> list[int]:
+    """The ids that were generated, end token included.
+
+    Versions of 2025 and 2026 put the end of the prompt before them (sgl-project/sglang issues 10896
+    and 17240), but count them right.
+
+    Raises:
+        EngineError: the server gives no ids, or fewer than it generated.
+    """
+    ids = answer.get("output_ids") or []
+    count = int(answer["meta_info"]["completion_tokens"])
+    if len(ids) < count:
+        raise EngineError(
+            f"SGLang generated {count} tokens, but answered {len(ids)} output_ids; start it with "
+            "--skip-tokenizer-init, or take version 0.5.5 or newer"
+        )
+    return list(ids[len(ids) - count :])
+
+
 def _first(meta: Mapping[str, Any], names: Sequence[str]) -> Any:
     return next((meta[name] for name in names if meta.get(name) is not None), None)
 
@@ -85,7 +110,7 @@ class SglangClient:
 
     def __init__(self, http: HttpClient, stop: Collection[int]) -> None:
         self.http = http
-        self.facts = parse_server_info(http.get("/server_info"))
+        self.facts = parse_server_info(_server_info(http))
         self.name = f"sglang {self.facts.version}"
         self._stop = sorted(stop)
         if self.facts.topk != 1:
@@ -100,7 +125,7 @@ class SglangClient:
         answers = in_parallel(lambda one: self._generate(one.prompt, one.sampling), asked, at_once)
         seconds = time.perf_counter() - started
         counters = total(parse_meta_info(answer["meta_info"]) for answer in answers)
-        return Served([answer["output_ids"] for answer in answers], seconds, counters)
+        return Served([answer_ids(answer) for answer in answers], seconds, counters)
 
     def _generate(self, prompt: Sequence[int], sampling: Sampling) -> dict[str, Any]:
         body = {
@@ -109,7 +134,7 @@ class SglangClient:
                 "max_new_tokens": sampling.max_new_tokens,
                 "temperature": sampling.temperature,
                 "top_p": sampling.top_p,
-                "sampling_seed": seed_of(sampling.seed, prompt),
+                "sampling_seed": seed_of(sampling.seed, prompt) % SEEDS,
                 "stop_token_ids": self._stop,
             },
         }
@@ -120,3 +145,11 @@ class SglangClient:
                 f"{self.http.url} read {read} prompt tokens where {len(prompt)} were sent"
             )
         return answer
+
+
+def _server_info(http: HttpClient) -> Mapping[str, Any]:
+    try:
+        return http.get("/server_info")
+    except EngineError:
+        # The name until late 2025.
+        return http.get("/get_server_info")

@@ -4,6 +4,7 @@ Shapes: T tokens of a row, L extracted layers (three aux layers and the last), H
 """
 
 import fcntl
+import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -22,15 +23,23 @@ from eagle3.engines.base import RowStates, Sampling
 from eagle3.engines.client import HttpClient
 from eagle3.engines.served import in_parallel
 from eagle3.engines.server import find_engine, running_server
-from eagle3.engines.vllm_server import ServerOptions, VllmClient, server_arguments, with_states
+from eagle3.engines.shared import RECORD, SHARED, Wanted, find_shared
+from eagle3.engines.vllm_server import (
+    AT_ONCE,
+    VllmClient,
+    extracted_layers,
+    server_arguments,
+    target_options,
+)
 from eagle3.errors import EngineError
 from eagle3.target import end_token_ids
 from eagle3.target.folder import trusted_folder
 
+log = logging.getLogger(__name__)
+
 URL_VARIABLE = "EAGLE3_VLLM_URL"
 """Address of a vLLM server that already runs, to be used instead of one of ours."""
 
-AT_ONCE = 64
 ROWS_AT_ONCE = 8
 
 # Read by Eagle3HiddenStates and the connector that it extends.
@@ -41,7 +50,8 @@ SAVE_ANSWER_STATES = {**SAVE_STATES, "include_output_tokens": True, "eagle3_one_
 class VllmEngine:
     """Runs the target in vLLM, for the corpus (continuous batching) and for extraction alike.
 
-    The server starts at the first call and stops with `close`, or at the end of a `with`.
+    The server is the one that `eagle3 engine start` keeps for the project, if it runs. Otherwise
+    one starts at the first call and stops with `close`, or at the end of a `with`.
     Answers repeat for a seed as far as vLLM's batching allows: which prompts share a batch can move
     a logit in its last bits.
     """
@@ -61,7 +71,7 @@ class VllmEngine:
         self._dtype = params.dtype
         self._longest = longest
         self._log_file = log_file
-        self._layers = sorted({*target.aux_layers, target.num_layers})
+        self._layers = extracted_layers(target)
         self._open = ExitStack()
         self._running: VllmClient | None = None
 
@@ -160,16 +170,13 @@ class VllmEngine:
     def _server(self) -> HttpClient:
         if url := os.environ.get(URL_VARIABLE):
             return HttpClient(url)
+        if shared := find_shared(Wanted.of(self._target, self._dtype, self._longest)):
+            log.info("the target runs in the server of %s, at %s", SHARED / RECORD, shared.url)
+            return HttpClient(shared.url)
         engine = find_engine()
         states = self._open.enter_context(tempfile.TemporaryDirectory(prefix="eagle3-states-"))
-        options = ServerOptions(
-            target=self._folder,
-            trust_remote_code=self._target.trust_remote_code,
-            dtype=self._dtype,
-            max_length=self._longest,
-            at_once=AT_ONCE,
-            speculation=with_states(self._layers),
-            states_folder=Path(states),
+        options = target_options(
+            self._target, self._folder, self._dtype, self._longest, Path(states)
         )
         return self._open.enter_context(
             running_server(engine, server_arguments(options, engine), self._log_file)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3.artifacts import TargetModel
 from eagle3.engines.base import Sampling
 from eagle3.engines.client import HttpClient
 from eagle3.engines.counters import (
@@ -18,6 +19,9 @@ from eagle3.engines.counters import (
 from eagle3.engines.served import Asked, Served, in_parallel, seed_of
 from eagle3.engines.server import EngineInstall
 from eagle3.errors import EngineError
+
+AT_ONCE = 64
+"""Prompts that a server answers together."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,26 @@ def with_states(layers: Sequence[int]) -> dict[str, Any]:
         "num_speculative_tokens": 1,
         "draft_model_config": config,
     }
+
+
+def extracted_layers(target: TargetModel) -> list[int]:
+    """Layers whose states are taken, rising: the aux layers and the last."""
+    return sorted({*target.aux_layers, target.num_layers})
+
+
+def target_options(
+    target: TargetModel, folder: Path, dtype: str, max_length: int, states_folder: Path
+) -> ServerOptions:
+    """A server of the target, in `folder`, that answers and gives states."""
+    return ServerOptions(
+        target=folder,
+        trust_remote_code=target.trust_remote_code,
+        dtype=dtype,
+        max_length=max_length,
+        at_once=AT_ONCE,
+        speculation=with_states(extracted_layers(target)),
+        states_folder=states_folder,
+    )
 
 
 def server_arguments(options: ServerOptions, engine: EngineInstall) -> list[str]:

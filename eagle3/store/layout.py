@@ -5,14 +5,15 @@
     train.zarr/aux/c.7.0.0.0       shard 7 of `aux` [N, P, 3, H]
     train.zarr/last/c.7.0.0        shard 7 of `last` [N, P, H], before the final norm
     train.zarr/scale/c.7.0.0       shard 7 of `scale` [N, P, 4], of a float8 store alone
-    train.zarr/shards/00007.json   the marker of shard 7: written after its data, never before
+    train.zarr/shards/00007.json   the marker of shard 7: written after its data, never before; it
+                                   names the rows that were refused (eagle3.store.refused)
     train.zarr/static.json         checksums of all files but the shards' own
 
 The same names are those of objects in a bucket (eagle3.store.place says how either is reached).
 
 Arrays are bytes: plane p holds byte p of every value, the lowest first (eagle3/store/packing.py).
-Each plane of a chunk is packed by zstd level 1. The choice, with what the others left:
-docs/decisions/0005-layout-of-the-store.md.
+Each plane of a chunk is a zstd frame (eagle3/store/frames.py). The choice, with what the others
+left: docs/decisions/0005-layout-of-the-store.md.
 
 Shapes: N tokens of a split, P bytes of a value, H target width.
 """
@@ -111,7 +112,8 @@ def create_arrays(path: Path, header: Header) -> None:
             chunks=(header.chunk_tokens, 1, *spec.inner),
             shards=(header.shard_tokens, spec.width, *spec.inner),
             filters=None,
-            # The checksum of every chunk is verified by whoever reads it.
+            # The checksum of every chunk is verified by whoever reads it. The level is that of what
+            # Zarr would write; our own frames are of other settings, which no reader asks for.
             compressors=[ZstdCodec(level=1, checksum=True)],
             fill_value=MISSING,
             chunk_key_encoding={"name": "default", "separator": "."},

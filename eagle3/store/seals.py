@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from eagle3.artifacts import file_sha256, fingerprint_of
 from eagle3.errors import StoreError
 from eagle3.store.place import Place
+from eagle3.store.refused import Refused
 
 
 class Seal(BaseModel):
@@ -92,6 +93,8 @@ class Marker(SealRecord):
     stop: int
     token_ids_sha256: str
     """Of the ids that the states belong to, as little-endian int32."""
+    refused: tuple[Refused, ...]
+    """Rows with tokens in the shard that have no states."""
 
 
 def damaged(file: str, what: str) -> StoreError:

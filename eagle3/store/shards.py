@@ -3,14 +3,15 @@
 A shard is its chunks, each a zstd frame that carries its checksum, and behind them an index: offset
 and length of each chunk, and the crc32c of these. Zarr reads the same bytes to the same values
 (tests/eagle3/store/test_shards.py), but read and wrote them at about a third of the speed
-(docs/decisions/0005-layout-of-the-store.md). Wherever a shard lies (eagle3.store.place), a chunk is
-one read of it, since its planes lie side by side.
+(docs/decisions/0005-layout-of-the-store.md). Wherever a shard lies (eagle3.store.place), a run of
+chunks is one read of it, since all their planes lie side by side.
 
 Shapes: n tokens of a range, P bytes of a value, C chunks of a shard.
 Source: Zarr v3, the codec sharding_indexed.
 """
 
 import hashlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -20,19 +21,19 @@ from itertools import pairwise
 
 import google_crc32c
 import numpy as np
-from numcodecs.zstd import Zstd
 
+from eagle3.store.frames import frame_of, read_frame
 from eagle3.store.packing import MISSING, ArraySpec
 from eagle3.store.place import Place
 from eagle3.store.seals import Seal, damaged
 
 UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 CRC_BYTES = 4
+# Chunks of a row that are read and put together in one go, at least one: calls cost as much as the
+# decoding of a few tokens, and two threads shall share what a short row has.
+RUN_BYTES = 512 * 2**10
 NOT_WRITTEN = 2**64 - 1
 assert sys.byteorder == "little", "the store's planes are put together lowest byte first"
-
-# Level 1 leaves least (docs/decisions/0005); whoever reads a frame compares its checksum.
-FRAME = Zstd(level=1, checksum=True)
 
 
 class ShardedArray:
@@ -43,6 +44,9 @@ class ShardedArray:
     ) -> None:
         self._place, self.name, self.spec = place, name, spec
         self.chunk_tokens, self.shard_tokens = chunk_tokens, shard_tokens
+        self._chunks = shard_tokens // chunk_tokens
+        chunk_bytes = chunk_tokens * spec.width * math.prod(spec.inner)
+        self._run = max(1, RUN_BYTES // chunk_bytes)
         self._indices: dict[int, np.ndarray] = {}
         self._own = threading.local()
 
@@ -55,7 +59,7 @@ class ShardedArray:
 
         Equal values give equal bytes, however many threads the pool has.
         """
-        chunks, width = self.shard_tokens // self.chunk_tokens, self.spec.width
+        chunks, width = self._chunks, self.spec.width
         written = -(-len(values) // self.chunk_tokens)
         places = [(chunk, plane) for chunk in range(written) for plane in range(width)]
         index = np.full((chunks, width, 2), NOT_WRITTEN, "<u8")
@@ -82,76 +86,85 @@ class ShardedArray:
         bytes_of = piece.view(np.uint8).reshape(*piece.shape, self.spec.width)[..., plane]
         full = np.full((self.chunk_tokens, *self.spec.inner), MISSING, np.uint8)
         full[: len(piece)] = bytes_of
-        return bytes(FRAME.encode(full))
+        return frame_of(full)
 
     def pieces(self, start: int, stop: int, out: np.ndarray) -> Iterator[Callable[[], None]]:
-        """Work that fills `out` with tokens [start, stop), chunk by chunk, in any order."""
-        for chunk in range(start // self.chunk_tokens, -(-stop // self.chunk_tokens)):
-            first = chunk * self.chunk_tokens
-            here = slice(max(start, first) - first, min(stop, first + self.chunk_tokens) - first)
+        """Work that fills `out` with tokens [start, stop), some chunks each, in any order."""
+        chunk, end = start // self.chunk_tokens, -(-stop // self.chunk_tokens)
+        while chunk < end:
+            left_of_shard = self._chunks - chunk % self._chunks
+            chunks = range(chunk, min(end, chunk + min(self._run, left_of_shard)))
+            first, behind = chunk * self.chunk_tokens, chunks.stop * self.chunk_tokens
+            here = slice(max(start, first) - first, min(stop, behind) - first)
             there = out[here.start + first - start : here.stop + first - start]
-            yield partial(self._fill, chunk, here, there)
+            yield partial(self._fill, chunks, here, there)
+            chunk = chunks.stop
 
-    def _fill(self, chunk: int, here: slice, there: np.ndarray) -> None:
-        """Put tokens `here` of a chunk together.
+    def _fill(self, chunks: range, here: slice, there: np.ndarray) -> None:
+        """Put tokens `here` of a run of chunks of one shard together.
 
         Raises:
             StoreError: the shard is missing, cut short, or its checksums do not hold.
         """
-        shard, place = divmod(chunk, self.shard_tokens // self.chunk_tokens)
+        shard, place = divmod(chunks.start, self._chunks)
         file = self.file(shard)
         try:
             if shard not in self._indices:
                 self._indices[shard] = self._index(file)
-            planes = self._planes(file, self._indices[shard][place].tolist())
+            index = self._indices[shard][place : place + len(chunks)]
+            planes = self._planes(file, index.reshape(-1, 2).tolist())
         except FileNotFoundError as error:
             raise damaged(self._place.file(file), "it is missing") from error
         except (RuntimeError, ValueError) as error:
             raise damaged(self._place.file(file), str(error)) from error
-        planes = [plane[here] for plane in planes]
         if self.spec.width == 1:
-            there[...] = planes[0]
+            there[...] = planes[0, here]
             return
-        higher = planes[-1]
-        for plane in reversed(planes[:-1]):
+        higher = planes[-1, here]
+        for plane in planes[-2::-1]:
             np.left_shift(higher, there.dtype.type(8), out=there)
-            np.bitwise_or(there, plane, out=there)
+            np.bitwise_or(there, plane[here], out=there)
             higher = there
 
     def _index(self, file: str) -> np.ndarray:
         """Offset and length of every plane of every chunk: uint64 [C, P, 2]."""
-        chunks = self.shard_tokens // self.chunk_tokens
-        size = chunks * self.spec.width * 16
+        size = self._chunks * self.spec.width * 16
         content = self._place.tail(file, size + CRC_BYTES)
         if len(content) != size + CRC_BYTES:
             raise ValueError(f"it is too short for its index of {size} bytes")
         if google_crc32c.value(content[:size]) != int.from_bytes(content[size:], "little"):
             raise ValueError("the checksum of its index does not hold")
-        return np.frombuffer(content[:size], "<u8").reshape(chunks, self.spec.width, 2)
+        return np.frombuffer(content[:size], "<u8").reshape(self._chunks, self.spec.width, 2)
 
-    def _planes(self, file: str, frames: list[tuple[int, int]]) -> list[np.ndarray]:
-        """Each byte of every value of a chunk, of frames by offset and length.
+    def _planes(self, file: str, frames: list[list[int]]) -> np.ndarray:
+        """Each byte of every value of a run of chunks, of its frames by offset and length.
 
-        Each is uint8 [chunk_tokens, *inner], in this thread's room.
+        uint8 [P, tokens, *inner], in this thread's room.
         """
-        planes = list(self._room())
+        tokens, planes = self.chunk_tokens, self._room()
+        # Frame by frame: the chunks one behind the other, each plane by plane.
+        rooms = [
+            plane[start : start + tokens]
+            for start in range(0, len(frames) // self.spec.width * tokens, tokens)
+            for plane in planes
+        ]
         if frames[0][0] != NOT_WRITTEN and all(a + n == b for (a, n), (b, _) in pairwise(frames)):
             # As we write them.
             packed = self._packed(sum(length for _, length in frames))
             self._place.read_into(file, frames[0][0], packed)
             at = 0
-            for (_, length), plane in zip(frames, planes, strict=True):
-                FRAME.decode(packed[at : at + length], out=plane)
+            for (_, length), room in zip(frames, rooms, strict=True):
+                read_frame(packed[at : at + length], room)
                 at += length
             return planes
-        for (offset, length), plane in zip(frames, planes, strict=True):
+        for (offset, length), room in zip(frames, rooms, strict=True):
             if offset == NOT_WRITTEN:
                 # As Zarr does with a plane that would hold nothing else.
-                plane.fill(MISSING)
+                room.fill(MISSING)
                 continue
             packed = self._packed(length)
             self._place.read_into(file, offset, packed)
-            FRAME.decode(packed, out=plane)
+            read_frame(packed, room)
         return planes
 
     def _packed(self, length: int) -> memoryview:
@@ -161,8 +174,8 @@ class ShardedArray:
         return memoryview(self._own.packed)[:length]
 
     def _room(self) -> np.ndarray:
-        """This thread's room for the planes of one chunk: fresh memory costs more than decoding."""
+        """This thread's room for the planes of a run: fresh memory costs more than decoding."""
         if not hasattr(self._own, "planes"):
-            shape = (self.spec.width, self.chunk_tokens, *self.spec.inner)
+            shape = (self.spec.width, self._run * self.chunk_tokens, *self.spec.inner)
             self._own.planes = np.empty(shape, np.uint8)
         return self._own.planes

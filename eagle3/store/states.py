@@ -4,7 +4,7 @@ Shapes: N tokens of a split, n tokens of a range, H target width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from eagle3.store.layout import (
 from eagle3.store.packing import unpack
 from eagle3.store.place import Place
 from eagle3.store.pointer import POINTER, Pointer, Where, is_url, place_of
+from eagle3.store.refused import RefusedRows, RowsRead, read_rows
 from eagle3.store.rows import Rows, load_rows, rows_sha256
 from eagle3.store.seals import Marker, Seal, damaged
 
@@ -56,6 +57,8 @@ class StoreInfo:
     """Bytes of the states as a reader gets them, four of each token."""
     ratio: float
     """Bytes over raw bytes."""
+    refused_rows: int
+    """Rows without states, since one of theirs was no number."""
     dtype: str
     """At rest; float8 is read as bfloat16."""
     fingerprint: str
@@ -65,14 +68,20 @@ class StoreInfo:
 class StateStore:
     """Hidden states of one split, token for token with the corpus rows. Threads may share one."""
 
-    def __init__(self, place: Place, header: Header, markers: list[Marker]) -> None:
+    def __init__(
+        self, place: Place, header: Header, markers: list[Marker], threads: int | None = None
+    ) -> None:
         self._place, self.header, self._markers = place, header, markers
+        self.refused = RefusedRows(row for marker in markers for row in marker.refused)
         self._arrays = open_arrays(place, header)
-        self._pool = ThreadPoolExecutor(place.readers, thread_name_prefix="read-states")
+        self._threads = threads or place.readers
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="read-states")
 
     @classmethod
-    def open(cls, where: Where) -> "StateStore":
+    def open(cls, where: Where, threads: int | None = None) -> "StateStore":
         """Open a finished store by its path or URL, or the one that a folder points to.
+
+        `threads` read it at a time; None for as many as are worth it where it lies.
 
         Raises:
             StoreError: no store, an unfinished one, another one than the folder points to, or files
@@ -81,9 +90,9 @@ class StateStore:
         """
         pointer = None if is_url(where) else Pointer.find(Path(where))
         if pointer is None:
-            return cls.at(place_of(where))
+            return cls.at(place_of(where), threads)
         try:
-            store = cls.at(place_of(pointer.url))
+            store = cls.at(place_of(pointer.url), threads)
         except StoreError as error:
             # DVC sees the pointer alone, and calls it up to date.
             what = str(error).replace("`dvc repro extract`", "`dvc repro --force extract`")
@@ -94,7 +103,7 @@ class StateStore:
         return store
 
     @classmethod
-    def at(cls, place: Place) -> "StateStore":
+    def at(cls, place: Place, threads: int | None = None) -> "StateStore":
         """Open a finished store; see `open`."""
         sizes = place.sizes()
         header = read_header(place, sizes)
@@ -111,7 +120,7 @@ class StateStore:
             for name, seal in marker.files.items():
                 if what := seal.size_fault(sizes, name):
                     raise damaged(place.file(name), what)
-        return cls(place, header, markers)
+        return cls(place, header, markers, threads)
 
     @staticmethod
     def is_at(where: Where) -> bool:
@@ -161,6 +170,7 @@ class StateStore:
             bytes=size,
             raw_bytes=header.raw_bytes,
             ratio=size / max(1, header.raw_bytes),
+            refused_rows=len(self.refused),
             dtype=header.dtype,
             fingerprint=header.fingerprint,
             target=header.target,
@@ -176,8 +186,9 @@ class StateStore:
         All chunks are decoded side by side. Their dtype is the header's, but bfloat16 for float8.
 
         Raises:
-            StoreError: a shard is missing, or its checksums do not hold.
+            StoreError: a shard is missing or its checksums do not hold; a row was refused.
         """
+        self.refused.require_none(str(self._place), spans)
         bounds = np.cumsum([0, *(span.stop - span.start for span in spans)]).tolist()
         found = {name: array.empty(bounds[-1]) for name, array in self._arrays.items()}
         pieces: list[Callable[[], None]] = []
@@ -185,9 +196,36 @@ class StateStore:
             assert 0 <= span.start < span.stop <= self.header.tokens, span
             for name, array in self._arrays.items():
                 pieces += array.pieces(span.start, span.stop, found[name][start:stop])
-        for _ in self._pool.map(lambda piece: piece(), pieces):
-            pass
+        self._do(pieces)
         return unpack(self.header.dtype, found)
+
+    def read_rows(self, spans: Sequence[slice]) -> RowsRead:
+        """As `read_spans` for the spans of whole rows, with zeros for those that were refused."""
+        return read_rows(self.refused, self.read_spans, spans)
+
+    def rows_with_states(self, rows: Rows) -> list[int]:
+        """Numbers of the rows that were not refused."""
+        return [row for row in range(len(rows)) if self.refused.at(rows.span(row)) is None]
+
+    def _do(self, pieces: Sequence[Callable[[], None]]) -> None:
+        """Do the pieces side by side; who is ready takes the next, the caller like the pool.
+
+        Handing over each alone takes longer than many of them do.
+        """
+        left = iter(pieces)
+
+        def take() -> None:
+            for piece in left:
+                piece()
+
+        others = min(len(pieces), self._threads) - 1
+        helpers = [self._pool.submit(take) for _ in range(others)]
+        try:
+            take()
+        finally:
+            wait(helpers)
+        for helper in helpers:
+            helper.result()
 
     def verify(self) -> list[ShardFault]:
         """Compare every byte with the checksums; no faults means that nothing changed."""

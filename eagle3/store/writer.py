@@ -10,10 +10,11 @@ Shapes: n tokens of one shard, H target width.
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,8 +33,9 @@ from eagle3.store.layout import (
     seal_static_files,
     token_ids_sha256,
 )
-from eagle3.store.packing import WRITE_DTYPES, pack
+from eagle3.store.packing import MISSING, WRITE_DTYPES, pack
 from eagle3.store.pointer import Where, place_of
+from eagle3.store.refused import Refused
 from eagle3.store.rows import Rows, load_rows, save_rows
 from eagle3.store.seals import Marker
 
@@ -82,17 +84,32 @@ class StateWriter:
         """Shards that are finished."""
         return self._done_by(self._place.sizes())
 
-    def write(self, shard: int, aux_n3H: Tensor, last_nH: Tensor) -> None:
-        """Write all tokens of a shard, in the dtype of `buffers`, and mark it as finished."""
+    def refused(self, shards: Iterable[int]) -> list[Refused]:
+        """Rows that the markers of finished shards name as refused; some come twice."""
+        markers = self._pool.map(lambda shard: read_marker(self._place, shard), sorted(shards))
+        return [refused for marker in markers if marker for refused in marker.refused]
+
+    def write(
+        self, shard: int, aux_n3H: Tensor, last_nH: Tensor, refused: Sequence[Refused] = ()
+    ) -> None:
+        """Write all tokens of a shard, in the dtype of `buffers`, and mark it as finished.
+
+        Of refused rows nothing is kept but what the marker says, whatever the states given are.
+        """
         span, files = self.header.span(shard), {}
         for name, values in pack(self.header.dtype, aux_n3H, last_nH).items():
             assert len(values) == span.stop - span.start, "a shard is written whole"
+            for row in refused:
+                # As much of the row as lies in the shard.
+                here = slice(max(row.start - span.start, 0), max(row.stop - span.start, 0))
+                values[here].view(np.uint8)[...] = MISSING
             array = self._arrays[name]
             files[array.file(shard)] = array.write(shard, values, self._pool)
         marker = Marker(
             start=span.start,
             stop=span.stop,
             token_ids_sha256=token_ids_sha256(self.rows.tokens_N[span]),
+            refused=tuple(refused),
             files=files,
         )
         with self._place.create(marker_name(shard)) as file:

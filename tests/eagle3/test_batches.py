@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from eagle3.batches import packed_rows, read_batch
+from eagle3.store.refused import RowsRead, zeros_for_refused
 from eagle3.store.rows import Rows
 
 
@@ -50,8 +51,9 @@ def test_rows_are_laid_end_to_end_with_their_own_states() -> None:
     aux = torch.arange(9.0)[:, None, None].expand(9, 3, 4)
     last = torch.arange(9.0)[:, None].expand(9, 4) * 10
 
-    def read(spans: Sequence[slice]) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.cat([aux[span] for span in spans]), torch.cat([last[span] for span in spans])
+    def read(spans: Sequence[slice]) -> RowsRead:
+        found = [(aux[span], last[span]) for span in spans]
+        return zeros_for_refused(spans, found, 4, torch.float32)
 
     batch = read_batch(rows, read, (2, 0), torch.device("cpu"))
 

@@ -28,6 +28,9 @@ COMMANDS = [
     ["store", "info"],
     ["store", "verify"],
     ["store", "sample"],
+    ["engine", "start"],
+    ["engine", "stop"],
+    ["engine", "status"],
 ]
 
 
@@ -213,3 +216,17 @@ def test_report_before_any_run_names_the_stage_to_run(run: Run):
 
     assert code == 2
     assert "run `dvc repro compare`" in err
+
+
+@pytest.mark.parametrize("command", ["status", "stop"])
+def test_a_project_without_a_server_says_so(run: Run, command: str):
+    code, out, _ = run(["engine", command, "--json"])
+
+    assert (code, json.loads(out)) == (1, {"ok": False})
+
+
+def test_a_server_cannot_start_before_there_is_a_target(run: Run):
+    code, _, err = run(["engine", "start"])
+
+    assert code == 2
+    assert "dvc repro target" in err

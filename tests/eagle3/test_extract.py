@@ -14,8 +14,9 @@ from eagle3.artifacts import Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import ExtractParams, TargetParams
 from eagle3.engines.base import RowStates, Sampling
 from eagle3.engines.transformers import TransformersEngine
-from eagle3.errors import ArtifactError, StoreError
-from eagle3.extract import TOKENS_A_CALL, calls, extract_hidden_states
+from eagle3.errors import ArtifactError
+from eagle3.extract import extract_hidden_states
+from eagle3.fill import TOKENS_A_CALL, calls
 from eagle3.store.states import StateStore
 from eagle3.target import bring_target
 
@@ -26,6 +27,7 @@ PARAMS = ExtractParams(
     chunk_tokens=4,
     shard_tokens=16,
     store=None,
+    max_nonfinite_rows=0,
     workers=1,
     ray_address=None,
     keep=True,
@@ -138,26 +140,6 @@ def test_nothing_is_left_in_the_work_folder(
     extract_hidden_states(target, corpus, PARAMS, engine, HiddenStates.home, Listener())
 
     assert list(Path(".work").iterdir()) == []
-
-
-def test_a_state_that_is_no_number_names_split_row_and_token(
-    target: TargetModel, corpus: Corpus, engine: TransformersEngine
-) -> None:
-    class Poisoned(FailingEngine):
-        def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
-            found = super().states(rows)
-            for row, states in zip(rows, found, strict=True):
-                if len(row) == 20:
-                    states.last_TH[17, 3] = float("nan")
-            return found
-
-    with pytest.raises(
-        StoreError, match=r"the last states of train row row3 .* token 17 .*; set target.dtype"
-    ):
-        extract_hidden_states(
-            target, corpus, PARAMS, Poisoned(engine, -1), HiddenStates.home, Listener()
-        )
-    assert not HiddenStates.home.exists()
 
 
 def test_a_corpus_of_another_target_is_refused(

@@ -49,6 +49,7 @@ def drafter(source: DraftVocab) -> Drafter:
         draft_vocab=128,
         best_step=6,
         acceptance_length_validation=1.2,
+        refused_rows=0,
         trainable_parameters=10,
         sha256="w" * 64,
         params={},

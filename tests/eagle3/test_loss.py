@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eagle3.config import Loss
-from eagle3.loss import TargetHead, head_loss, predict_target
+from eagle3.loss import ROW_LOSSES, TargetHead, head_loss, predict_target
 from eagle3.maps import VocabMaps, full_vocab
 
 H, V, D, U = 6, 17, 7, 40
@@ -67,6 +67,25 @@ def test_value_and_gradients_are_those_of_the_definition(loss: Loss, drafted: in
     assert total.item() == pytest.approx(expected.item(), rel=1e-12)
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["tv", "lk_alpha"])
+def test_a_wide_spread_of_logits_leaves_no_gradient_that_a_processor_is_slow_with(
+    loss: Loss,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(2, 50, 400, generator=generator, dtype=torch.float64) * 15
+    p, logits = target.softmax(-1), logits.requires_grad_()
+    alpha = torch.minimum(p, logits.softmax(-1)).sum(-1)
+    expected = 1 - alpha if loss == "tv" else -alpha.log()
+    [exact] = torch.autograd.grad(expected.sum(), logits)
+    found = logits.detach().float()
+    rows = ROW_LOSSES[loss](found, found.max(-1, keepdim=True).values, p.float())
+
+    assert ((exact != 0) & (exact.abs() < torch.finfo(torch.float32).tiny)).any()
+    assert not ((found != 0) & (found.abs() < 2.0**-46)).any()
+    torch.testing.assert_close(rows.double(), expected.detach(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.double(), exact, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

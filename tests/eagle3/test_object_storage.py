@@ -27,8 +27,8 @@ def bucket() -> Iterator[TestBucket]:
         yield TestBucket()
 
 
-def with_store(params: Params, store: str | None) -> Params:
-    extract = params.extract.model_copy(update={"store": store})
+def with_store(params: Params, store: str | None, keep: bool = True) -> Params:
+    extract = params.extract.model_copy(update={"store": store, "keep": keep})
     return params.model_copy(update={"extract": extract})
 
 
@@ -62,6 +62,43 @@ def test_the_drafter_and_all_records_are_those_of_the_disk_and_credentials_are_n
     kept = [*files_of(tmp_path).values(), *bucket.content("tiny").values()]
     for credential in (KEY, SECRET):
         assert not any(credential.encode() in content for content in kept)
+
+
+def test_a_streamed_run_has_its_window_on_the_disk_and_the_held_out_splits_in_the_bucket(
+    bucket: TestBucket, tiny_params: Params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "disk", tiny_params, monkeypatch)
+    params = with_store(tiny_params, "s3://states/streamed", keep=False)
+    (tmp_path / "streamed").mkdir()
+    monkeypatch.chdir(tmp_path / "streamed")
+    inputs = make_inputs(params, "full")
+    engine = OnDisk(TransformersEngine(inputs.target, params.target))
+    train(inputs, params, engine=engine)
+
+    drafter = Drafter.home("full")
+    for name in ("model.safetensors", "training/state.safetensors"):
+        one, other = tmp_path / "streamed" / drafter / name, tmp_path / "disk" / drafter / name
+        assert one.read_bytes() == other.read_bytes()
+    stores = {name.partition("-")[0] for name in bucket.content("streamed")}
+    assert stores == {"validation", "eval"}
+    assert engine.shards, "shards were on the disk"
+    assert list(Path(".work").iterdir()) == []
+
+
+class OnDisk:
+    """The real engine, which looks at the shards on the disk whenever it is called."""
+
+    def __init__(self, engine: TransformersEngine) -> None:
+        self.name, self.engine = engine.name, engine
+        self.shards: set[str] = set()
+
+    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
+        raise AssertionError("training generates nothing")
+
+    def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
+        markers = Path(".work").glob("train-*/train.zarr/shards/*.json")
+        self.shards.update(path.name for path in markers)
+        return self.engine.states(rows)
 
 
 class Counting:

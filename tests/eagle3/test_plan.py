@@ -278,7 +278,7 @@ def test_planned_bytes_are_those_of_a_real_trainers_tensors_and_files(
 
 
 def trainer_batch(trainer: Trainer) -> Batch:
-    return read_batch(trainer.train_rows, trainer.train_store.read_spans, (0, 1), trainer.device)
+    return read_batch(trainer.train_rows, trainer.train_store.read_rows, (0, 1), trainer.device)
 
 
 def nbytes(tensors: dict[str, torch.Tensor]) -> int:

@@ -6,12 +6,17 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
 import torch
 from listeners import Listener
+from poisoned import poison
 from s3_server import TestBucket, s3_server
 from tiny_corpus import save_corpus
 
@@ -34,6 +39,7 @@ PARAMS = ExtractParams(
     chunk_tokens=4,
     shard_tokens=16,
     store=None,
+    max_nonfinite_rows=0,
     workers=2,
     ray_address=None,
     keep=True,
@@ -67,6 +73,14 @@ ray.shutdown()
 """
 
 
+Result = TypeVar("Result")
+
+# Not importorskip: what Ray is to be told before its import, whoever uses it tells it.
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="pip install 'eagle3[ray]' runs this test"
+)
+
+
 class Killer(Listener):
     """Kills workers, by the process ids that the log has, once there are shards of theirs."""
 
@@ -98,7 +112,6 @@ def cluster(bucket: TestBucket) -> Iterator[str]:
     """Its nodes have the variables by which the bucket is found."""
     # Ray asks of a cluster of its own for a token; who connects must be told so before its import.
     os.environ["RAY_AUTH_MODE"] = "token"
-    pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs these tests")
     process = subprocess.Popen(
         [sys.executable, "-c", CLUSTER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -138,14 +151,17 @@ def extract_on_ray(
     out: Path,
     report: Reporter,
     count: int = PARAMS.workers,
+    params: ExtractParams = PARAMS,
 ) -> HiddenStates:
     with ray_workers(job, count, address, "cpu") as workers:
-        return extract_by(job.target, corpus, PARAMS, workers.engine, workers.fill, out, report)
+        return extract_by(job.target, corpus, params, workers.engine, workers.fill, out, report)
 
 
-def extract_here(job: WorkerJob, corpus: Corpus, out: Path) -> HiddenStates:
+def extract_here(
+    job: WorkerJob, corpus: Corpus, out: Path, params: ExtractParams = PARAMS
+) -> HiddenStates:
     engine = TransformersEngine(job.target, job.params)
-    return extract_hidden_states(job.target, corpus, PARAMS, engine, out, Listener())
+    return extract_hidden_states(job.target, corpus, params, engine, out, Listener())
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -157,19 +173,39 @@ def files_of(folder: Path) -> dict[str, bytes]:
     }
 
 
+def patiently(work: Callable[[], Result]) -> Result:
+    """Do what starts Ray, which gives itself 30 s for it; a busy machine may not have them."""
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            if "timed out during startup" not in str(error):
+                raise
+
+
+@needs_ray
+def test_ray_that_is_started_here_listens_on_this_machine_alone(job: WorkerJob) -> None:
+    def addresses() -> set[str]:
+        with ray_workers(job, 1, None, "cpu"):
+            family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+            return {
+                one.laddr.ip
+                for process in family
+                for one in process.net_connections("inet")
+                if one.status == psutil.CONN_LISTEN
+            }
+
+    found = {ip_address(address.removeprefix("::ffff:")) for address in patiently(addresses)}
+    assert found
+    assert all(address.is_loopback for address in found), found
+
+
+@needs_ray
 def test_two_workers_on_this_machine_write_the_bytes_of_one_process(
     job: WorkerJob, corpus: Corpus
 ) -> None:
-    pytest.importorskip("ray", reason="pip install 'eagle3[ray]' runs this test")
     handler = signal.getsignal(signal.SIGTERM)
-    while True:
-        try:
-            shared = extract(job.target, corpus, PARAMS, job.params, Path("shared"))
-            break
-        except Exception as error:
-            # Ray gives itself 30 s to start, which a busy machine may not have.
-            if "timed out during startup" not in str(error):
-                raise
+    shared = patiently(lambda: extract(job.target, corpus, PARAMS, job.params, Path("shared")))
     one = PARAMS.model_copy(update={"workers": 1})
 
     assert shared == extract(job.target, corpus, one, job.params, Path("alone"))
@@ -178,6 +214,7 @@ def test_two_workers_on_this_machine_write_the_bytes_of_one_process(
     assert signal.getsignal(signal.SIGTERM) == handler
 
 
+@needs_ray
 def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
     cluster: str, job: WorkerJob, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,6 +230,31 @@ def test_a_worker_killed_midway_loses_nothing_and_the_bytes_are_the_same(
     assert files_of(Path("shared")) == files_of(Path("alone"))
 
 
+@needs_ray
+def test_rows_that_two_workers_refuse_are_those_of_one_process_and_counted_by_the_driver(
+    cluster: str, job: WorkerJob, corpus: Corpus
+) -> None:
+    rows = load_rows(Corpus.home / "train.zarr")
+    # Of rows 5 (across two shards), 6 and 11, and of no row of another split.
+    for number in (50, 66, 187):
+        poison(job.target, token=int(rows.tokens_N[number]))
+    two = PARAMS.model_copy(update={"max_nonfinite_rows": 2})
+    with (
+        pytest.raises(StoreError, match=r"3 rows of train .* allows 2: .*to 3 or more"),
+        ray_workers(job, 2, cluster, "cpu") as workers,
+    ):
+        extract_by(
+            *(job.target, corpus, two, workers.engine, workers.fill, Path("shared"), Listener())
+        )
+    enough = PARAMS.model_copy(update={"max_nonfinite_rows": 3})
+    shared = extract_on_ray(job, corpus, cluster, Path("shared"), Listener(), params=enough)
+
+    assert shared.refused_rows == {"train": 3, "validation": 0, "eval": 0}
+    assert shared == extract_here(job, corpus, Path("alone"), enough)
+    assert files_of(Path("shared")) == files_of(Path("alone"))
+
+
+@needs_ray
 def test_workers_put_their_shards_into_a_bucket_themselves(
     cluster: str, bucket: TestBucket, job: WorkerJob
 ) -> None:
@@ -220,9 +282,10 @@ def test_a_node_without_the_credentials_of_the_bucket_is_named(
     with pytest.raises(
         EngineError, match=r"on Ray node .*s3://states/x.*; give credentials by AWS"
     ):
-        worker.fill("s3://states/x", "train", 0)
+        worker.fill("s3://states/x", "train", 0, limit=0)
 
 
+@needs_ray
 def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(
     cluster: str, job: WorkerJob, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -237,15 +300,17 @@ def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(
     assert files_of(Path("states")) == files_of(Path("alone"))
 
 
+@needs_ray
 def test_what_a_worker_refuses_is_said_as_by_one_process(
     cluster: str, job: WorkerJob, corpus: Corpus
 ) -> None:
     poison(job.target, token=int(load_rows(Corpus.home / "eval.zarr").tokens_N[10]))
 
-    with pytest.raises(StoreError, match=r"row row\d are not finite .*; set target.dtype"):
+    with pytest.raises(StoreError, match=r"1 row of train .*: row row\d .*; set target.dtype"):
         extract_on_ray(job, corpus, cluster, Path("states"), Listener(), count=1)
 
 
+@needs_ray
 def test_a_node_without_the_projects_folder_is_named(
     cluster: str, job: WorkerJob, corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -263,13 +328,3 @@ def test_without_ray_the_extra_is_named(job: WorkerJob, monkeypatch: pytest.Monk
         ray_workers(job, 2, None, "cpu"),
     ):
         pass
-
-
-def poison(target: TargetModel, token: int) -> None:
-    """Make the target's embedding of a token not a number."""
-    from safetensors.torch import load_file, save_file
-
-    path = target.folder(TargetModel.home) / "model.safetensors"
-    weights = load_file(path)
-    weights["model.embed_tokens.weight"][token] = float("nan")
-    save_file(weights, path, {"format": "pt"})

@@ -19,11 +19,13 @@ from eagle3.target import bring_target
 PROMPT, ANSWER = [4, 5, 6, 7], [8, 9, 2]
 META = {
     "prompt_tokens": len(PROMPT),
+    "completion_tokens": len(ANSWER),
     "spec_verify_ct": 2,
     "spec_num_correct_drafts": 3,
     "spec_num_proposed_drafts": 6,
     "spec_correct_drafts_histogram": [0, 1, 1, 0],
 }
+PLAIN_META = {"prompt_tokens": len(PROMPT), "completion_tokens": len(ANSWER)}
 INFO = {
     "version": "0.5.6",
     "speculative_algorithm": "EAGLE3",
@@ -80,7 +82,7 @@ def test_acceptance_is_what_the_server_counted(project: TargetModel) -> None:
 
 def test_beside_a_plain_server_changed_text_is_counted(project: TargetModel) -> None:
     plain = sglang(ANSWER, speculative_algorithm=None, speculative_num_steps=None)
-    plain["/generate"] = {"output_ids": ANSWER, "meta_info": {"prompt_tokens": len(PROMPT)}}
+    plain["/generate"] = {"output_ids": ANSWER, "meta_info": PLAIN_META}
     with answering(sglang([8, 3, 2])) as drafting, answering(plain) as alone:
         figures = measure_running(
             *("sglang", drafting.url, alone.url),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from listeners import StopAt
 from tiny_pipeline import Inputs, make_inputs, train
 
 from eagle3.artifacts import Drafter, HiddenStates
@@ -120,18 +121,6 @@ class WatchingEngine:
 
 def shards_on_disk() -> list[str]:
     return sorted(path.name for path in Path(".work").glob("train-*/train.zarr/shards/*.json"))
-
-
-class StopAt(ConsoleReporter):
-    """Ends training at a step, as a signal's handler does: with an exception out of nowhere."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__()
-        self.stop = step
-
-    def progress(self, label: str, done: int, total: int, unit: str) -> None:
-        if label == "training" and done == self.stop:
-            raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("steps", STEPS)
@@ -271,7 +260,7 @@ def test_a_fault_of_the_target_ends_training_with_its_own_words(project: Project
                 found[0].last_TH[0, 0] = torch.nan
             return found
 
-    with pytest.raises(StoreError, match=r"train row .* are not finite .*; set target.dtype"):
+    with pytest.raises(StoreError, match=r"of train .* not finite, .*: row .*; set target.dtype"):
         train(inputs, params, engine=Poisoned(inputs, params))
     assert list(Path(".work").glob("train-*/training/state.safetensors"))
 

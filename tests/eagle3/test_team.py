@@ -1,21 +1,26 @@
 """Training in two processes of torchrun (gloo): the gradients, curves and states of one."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from teams import STEP, UNEVEN, Runs, curve, gradients, start_two
-from tiny_pipeline import make_inputs, train
+from teams import (
+    SIZE,
+    STEP,
+    UNEVEN,
+    Runs,
+    assert_curve_is_that_of_one,
+    assert_gradients_are_those_of_one,
+    assert_one_process_goes_on_from,
+    start_two,
+    with_train,
+)
 
 from eagle3.artifacts import Drafter
 from eagle3.batches import training_steps
-from eagle3.config import Params
-from eagle3.team import ALONE, Team
+from eagle3.team import Team
 from eagle3.trainer import open_split
-
-SIZE = 128
 
 # What each process runs: gradients, a whole run, and one that is stopped after step 3.
 PROCESS = """
@@ -52,32 +57,8 @@ with joined(torch.device("cpu"), os.environ) as team:
 """
 
 
-@pytest.fixture(scope="module")
-def done() -> dict[str, Runs]:
-    return {}
-
-
-@pytest.fixture
-def runs(
-    done: dict[str, Runs],
-    tiny_params: Params,
-    tmp_path_factory: pytest.TempPathFactory,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Runs:
-    """Both runs, made once; the current folder is that of the two processes."""
-    if "runs" not in done:
-        one = tmp_path_factory.mktemp("one")
-        train_params = tiny_params.train.model_copy(update={"accumulate": 2, "batch_tokens": 128})
-        params = tiny_params.model_copy(update={"train": train_params})
-        monkeypatch.chdir(one)
-        inputs = make_inputs(params, SIZE)
-        two = shutil.copytree(one, one.with_name("two"))
-        train(inputs, params)
-        both = params.train.model_copy(update={"processes": 2})
-        start_two(two, PROCESS, params.model_copy(update={"train": both}))
-        done["runs"] = Runs(inputs, params, two, one)
-    monkeypatch.chdir(done["runs"].two)
-    return done["runs"]
+def run_two(runs: Runs) -> None:
+    start_two(runs.two, PROCESS, with_train(runs.params, processes=2))
 
 
 @pytest.mark.parametrize("hot", [False, True], ids=["plain", "hot"])
@@ -85,38 +66,21 @@ def runs(
 def test_gradients_of_two_processes_are_those_of_one_with_the_same_step(
     runs: Runs, name: str, step: tuple[tuple[int, ...], ...], hot: bool
 ) -> None:
-    alone = gradients(runs.inputs, runs.params, step, ALONE, hot)
-    first, second = (load_file(f"{name}-{hot}-{rank}.safetensors") for rank in range(2))
-
-    assert first.keys() == second.keys() == alone.keys()
-    for key, expected in alone.items():
-        assert torch.equal(first[key], second[key])
-        worst = (first[key] - expected).norm() / expected.norm().clamp(min=1e-30)
-        assert worst < 1e-6, key
+    assert_gradients_are_those_of_one(runs, name, step, hot)
 
 
 def test_two_processes_give_the_curve_and_the_drafter_of_one(runs: Runs) -> None:
-    two, one = curve(Path("whole.csv")), curve(runs.one / Drafter.curve_home(SIZE))
+    assert_curve_is_that_of_one(runs, Path("whole.csv"))
     weights, expected = (
         load_file(folder / "model.safetensors")
         for folder in (Path("whole"), runs.one / Drafter.home(SIZE))
     )
-
-    assert two["acceptance_length_validation"] == one["acceptance_length_validation"]
-    assert two["loss"] == pytest.approx(one["loss"], rel=1e-6)
-    assert two["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
     for name, tensor in expected.items():
         torch.testing.assert_close(weights[name], tensor, rtol=0.01, atol=1e-3)
 
 
 def test_a_run_of_two_processes_that_was_stopped_goes_on_with_one(runs: Runs) -> None:
-    (state,) = Path(".work").glob("train-*/training/state.safetensors")
-    assert int(load_file(state)["optimizer.step.norm.weight"]) == 3
-    train(runs.inputs, runs.params)
-    resumed, straight = curve(Drafter.curve_home(SIZE)), curve(runs.one / Drafter.curve_home(SIZE))
-
-    assert resumed["loss"] == pytest.approx(straight["loss"], rel=1e-6)
-    assert resumed["acceptance_length_validation"] == straight["acceptance_length_validation"]
+    assert_one_process_goes_on_from(runs, step=3)
 
 
 def test_the_shares_of_a_step_are_its_micro_batches(runs: Runs) -> None:
@@ -124,7 +88,7 @@ def test_the_shares_of_a_step_are_its_micro_batches(runs: Runs) -> None:
 
     def step(team: Team) -> list[list[int]]:
         options = {"batch_tokens": 128, "accumulate": 4, "seed": 0, "skip": 1, "team": team}
-        steps = training_steps(rows, store.read_spans, device=torch.device("cpu"), **options)
+        steps = training_steps(rows, store.read_rows, device=torch.device("cpu"), **options)
         return [batch.tokens_N.tolist() for batch in next(steps)]
 
     first, second = step(Team(0, 2, 0)), step(Team(1, 2, 1))

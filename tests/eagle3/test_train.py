@@ -189,7 +189,7 @@ def test_four_accumulated_micro_batches_give_the_update_of_one_batch_of_four(
             ConsoleReporter(),
         )
         batches = [
-            read_batch(trainer.train_rows, trainer.train_store.read_spans, part, trainer.device)
+            read_batch(trainer.train_rows, trainer.train_store.read_rows, part, trainer.device)
             for part in parts
         ]
         trainer.backward(batches)
@@ -205,9 +205,9 @@ def test_four_accumulated_micro_batches_give_the_update_of_one_batch_of_four(
 def test_a_skipped_step_is_the_step_that_would_have_come(inputs: Inputs) -> None:
     rows, store = open_split("train")
     options = {"batch_tokens": 128, "accumulate": 2, "seed": 0, "device": torch.device("cpu")}
-    steps = training_steps(rows, store.read_spans, skip=0, **options)
+    steps = training_steps(rows, store.read_rows, skip=0, **options)
     first = [next(steps) for _ in range(4)]
-    fourth = next(training_steps(rows, store.read_spans, skip=3, **options))
+    fourth = next(training_steps(rows, store.read_rows, skip=3, **options))
 
     assert [batch.tokens_N.tolist() for batch in fourth] == [
         batch.tokens_N.tolist() for batch in first[3]

@@ -22,6 +22,7 @@ def test_a_drafter_that_no_engine_served_has_a_record_that_says_so(tmp_path: Pat
         draft_vocab=128,
         best_step=1,
         acceptance_length_validation=1.5,
+        refused_rows=0,
         trainable_parameters=10,
         sha256="s" * 64,
         params={},

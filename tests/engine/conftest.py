@@ -1,13 +1,12 @@
 """A tiny project up to its drafters, for a real vLLM to serve; run by `make test-engine`."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
+from servable_target import HEAD_DIM, servable_target
 from tiny_params import jsonl_source, tiny_params_tree
 from tiny_pipeline import make_inputs, train
 
@@ -16,9 +15,6 @@ from eagle3.config import Params, TargetParams, VocabSize, check_params
 from eagle3.engines.server import find_engine
 from eagle3.errors import EngineError
 from eagle3.vocab import select_vocab
-
-HEAD_DIM = 32
-"""The narrowest that vLLM's CPU attention knows."""
 
 SIZES: tuple[VocabSize, ...] = (128, "full")
 SUBJECTS = ["the sea", "a tree", "our street", "the moon", "a clock", "the river", "a fox", "tea"]
@@ -74,19 +70,6 @@ def build_project(tiny_target: Path) -> Project:
         chosen = params.model_copy(update={"drafter": drafter})
         drafters[size] = train(replace(inputs, vocab=vocab), chosen)
     return Project(params.target, inputs.target, inputs.corpus, inputs.states, drafters, params)
-
-
-def servable_target(tiny_target: Path, folder: Path) -> Path:
-    """The tiny target with heads as wide as vLLM's CPU attention knows them."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    shutil.copytree(tiny_target, folder)
-    config = LlamaConfig.from_pretrained(folder)
-    config.head_dim = HEAD_DIM
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
 
 
 def project_params(target: Path) -> Params:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
+from teams import with_train
 from tiny_pipeline import Inputs, make_inputs, train
 
 from eagle3.config import Params
@@ -36,8 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two(tiny_params: Params, project: Path, made: Path) -> Params:
     """params.yaml of a run of two processes, and everything that it reads."""
     changes = {"processes": 2, "accumulate": 2, "log_every": 1, "validate_every": 2}
-    train_params = tiny_params.train.model_copy(update=changes | {"batch_tokens": 128})
-    params = tiny_params.model_copy(update={"train": train_params})
+    params = with_train(tiny_params, batch_tokens=128, **changes)
     if not made.exists():
         make_inputs(params, SIZE)
         shutil.copytree("data", made)
@@ -49,10 +49,6 @@ def two(tiny_params: Params, project: Path, made: Path) -> Params:
 
 def write(params: Params) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(params.model_dump(mode="json")))
-
-
-def with_train(params: Params, **changes: object) -> Params:
-    return params.model_copy(update={"train": params.train.model_copy(update=changes)})
 
 
 def environment() -> dict[str, str]:

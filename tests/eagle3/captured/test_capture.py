@@ -144,6 +144,27 @@ def test_nothing_that_was_answered_is_run_again_and_states_are_those_of_separate
     require_states_of_separate_passes(engine)
 
 
+def test_captured_states_that_are_no_numbers_are_not_kept_and_their_rows_are_run(
+    target, params, engine
+):
+    class Poisoned(Counted):
+        def generate_with_states(
+            self, prompts: Sequence[Sequence[int]], sampling: Sampling
+        ) -> tuple[list[list[int]], list[RowStates | None]]:
+            answers, found = super().generate_with_states(prompts, sampling)
+            if self.calls == 1 and found[0] is not None:
+                found[0].last_TH[-1, 0] = float("nan")
+            return answers, found
+
+    counted = Poisoned(engine)
+    corpus = make_corpus(target, params, counted)
+    states = extract(target, corpus, params.extract, counted)
+
+    assert len(counted.tokens) == 1
+    assert set(states.refused_rows.values()) == {0}
+    require_states_of_separate_passes(engine)
+
+
 def test_answers_that_the_source_brought_are_run(target, params, engine):
     params = capturing(params, **{"corpus.answers.by": "dataset"})
     counted = Counted(engine)

