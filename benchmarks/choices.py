@@ -36,7 +36,8 @@ from eagle3.kept import BEST
 from eagle3.loss import head_loss, predict_target
 from eagle3.progress import ConsoleReporter
 from eagle3.replay import replay_rows
-from eagle3.trainer import Trainer, open_split
+from eagle3.splits import open_split
+from eagle3.trainer import Trainer
 from eagle3.ttt import plan_unrolling, unroll
 
 K = 3

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from train_step import SHAPES
+from train_step_cases import SHAPES
 
 from eagle3.attention import rotate
 from eagle3.drafter import DraftCache, DrafterNet, DraftShape

@@ -31,7 +31,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from train_step import DECAY, GIB, MAX_NORM, RATE, SHAPES, Case, Setting, build, describe, now
+from train_step import DECAY, GIB, MAX_NORM, RATE, Setting, build, now
+from train_step_cases import SHAPES, Case, describe
 
 from eagle3.config import Sharding
 from eagle3.hot.step import HotPath

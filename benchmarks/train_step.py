@@ -11,7 +11,8 @@ mfu is 3 x (2 x the forward pass' multiplications) over time and 989.4 TFLOP/s, 
 dense bf16 rate. For a peer the multiplications are those of its script's formula; for ours they are
 those that the step really makes, fewer: rows that count nowhere are not computed, and the embedding
 half of q, k, v is computed once. So tokens per second compare, mfu does not. What a case with
-`recompute` computes a second time is not counted.
+`recompute` computes a second time is not counted. With float8 head products mfu is still of the
+bf16 rate, and so no share of what the chip can do.
 
 The loss of each case of ours is compared with the plain path of eagle3/ttt.py, eager, in float32
 (TF32 off), on the same batch and weights: `loss_float32`.
@@ -20,21 +21,20 @@ Shapes: N tokens, V target vocabulary, D draft vocabulary, H width.
 """
 
 import argparse
-import datetime
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from train_step_cases import CASES, SHAPES, Case, describe
+from train_step_peers import PEER_CASES, peer
 
 from eagle3.attention import Documents
 from eagle3.drafter import DrafterNet, DraftShape
@@ -42,7 +42,6 @@ from eagle3.hot.step import HotPath
 from eagle3.loss import TargetHead, head_loss, predict_target
 from eagle3.maps import VocabMaps, full_vocab
 from eagle3.optimizer import adamw, clip_and_update
-from eagle3.throughput import MEASURED_SHAPE as KIMI
 from eagle3.ttt import Batch, Unrolling, plan_unrolling, supervised_predictors, unroll
 
 RESULTS = Path("benchmarks/results/train_step.json")
@@ -51,68 +50,6 @@ GIB = 2**30
 DECAY, MAX_NORM, RATE = 0.8, 0.5, 1e-4
 REFERENCE_TOKENS = 8192
 """The plain path holds whole score matrices: of more tokens they do not fit a GPU."""
-PACKAGES = ("torch", "triton", "transformers", "speculators", "specforge")
-
-TINY = replace(
-    KIMI,
-    hidden_size=64,
-    vocab_size=512,
-    draft_vocab=128,
-    intermediate_size=96,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-)
-SHAPES = {"kimi-k2.5": KIMI, "tiny": TINY}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One batch and one way to train on it."""
-
-    tokens: int
-    ttt: int
-    supervised: float = 1.0
-    full_vocab: bool = False
-    head_trained: bool = True
-    recompute: bool = False
-
-    @property
-    def name(self) -> str:
-        """As given to --cases."""
-        parts = [f"s{self.tokens}", f"ttt{self.ttt}"]
-        parts += [f"supervised{self.supervised:.2f}"] if self.supervised < 1 else []
-        parts += ["vocab-full"] if self.full_vocab else []
-        parts += [] if self.head_trained else ["head-frozen"]
-        return "-".join([*parts, "recompute"] if self.recompute else parts)
-
-
-CASES = (
-    Case(8192, 7),
-    Case(2048, 7),
-    Case(8192, 7, supervised=0.65),
-    Case(8192, 3),
-    Case(8192, 7, full_vocab=True, head_trained=False),
-    Case(8192, 7, full_vocab=True),
-    Case(8192, 7, head_trained=False),
-    Case(2048, 3),
-    Case(8192, 7, recompute=True),
-    Case(16384, 7),
-    Case(16384, 7, recompute=True),
-)
-PEER_CASES = {
-    "specforge": {
-        "b1-s8192-ttt7-flex_attention": Case(8192, 7),
-        "b1-s2048-ttt7-flex_attention": Case(2048, 7),
-        "b1-s8192-ttt3-flex_attention": Case(8192, 3),
-    },
-    "speculators": {
-        # A window of 2,048 hides nothing from 2,048 tokens; at 8,192 it saves attention.
-        "s8192-ttt7-full-attn-head-trained": Case(8192, 7),
-        "s2048-ttt7-win2048-head-trained": Case(2048, 7),
-        "s8192-ttt3-win2048-head-trained": Case(8192, 3),
-    },
-}
 
 
 @dataclass
@@ -179,7 +116,7 @@ def measure(setting: Setting, case: Case, warmup: int, repeats: int) -> dict[str
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     optimizer = adamw(trained, RATE, (0.9, 0.95), 0.0)
     given = (net, setting.embedding_VH, setting.head, setting.maps)
-    hot = HotPath(*given, recompute=case.recompute)
+    hot = HotPath(*given, recompute=case.recompute, head_products=case.head_products)
     predicted = int(supervised_predictors(batch.loss_mask_N, batch.documents).sum())
     weights = [DECAY**step / predicted for step in range(case.ttt)]
     scale = torch.tensor(weights, device=device)
@@ -257,14 +194,18 @@ def products(shape: DraftShape, unrolling: Unrolling, case: Case) -> float:
     return 6 * forward + 2 * shape.vocab_size * width * len(unrolling.predictors_U)
 
 
-def ours(args: argparse.Namespace, case: Case) -> dict[str, Any]:
-    """Build, measure and compare one case."""
+def ours(args: argparse.Namespace, case: Case, references: dict[Case, float]) -> dict[str, Any]:
+    """Build, measure and compare one case; `references` are float32 losses computed so far."""
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     used = case if args.shape == "kimi-k2.5" else replace(case, tokens=case.tokens // 8)
     shape = SHAPES[args.shape]
     setting = build(shape, used, args.device, dtype)
-    compared = args.reference and used.tokens <= REFERENCE_TOKENS
-    expected = loss_float32(setting, used) if compared else None
+    expected = None
+    if args.reference and used.tokens <= REFERENCE_TOKENS:
+        same = replace(used, head_trained=True, recompute=False, head_products="dtype")
+        if same not in references:
+            references[same] = loss_float32(setting, used)
+        expected = references[same]
     gc.collect()
     if args.device == "cuda":
         torch.cuda.empty_cache()
@@ -278,67 +219,6 @@ def ours(args: argparse.Namespace, case: Case) -> dict[str, Any]:
         "loss_float32": expected,
         "loss_difference": difference,
         "trainable": sum(p.numel() for p in setting.net.parameters() if p.requires_grad),
-    }
-
-
-def peer(args: argparse.Namespace, name: str) -> list[dict[str, Any]]:
-    """Run a peer's script over its cases and translate what it measured."""
-    lines = Path(args.work) / f"{name}.jsonl"
-    lines.parent.mkdir(parents=True, exist_ok=True)
-    lines.unlink(missing_ok=True)
-    chosen = [key for key, case in PEER_CASES[name].items() if case.name in args.cases]
-    command = [
-        sys.executable, str(Path(args.peers) / f"train_{name}.py"), "--out", str(lines),
-        "--device", args.device, "--shape", args.shape, "--warmup", str(args.warmup),
-        "--steps", str(args.repeats), "--only", *chosen,
-    ]  # fmt: skip
-    command += [] if args.device == "cuda" else ["--seq-scale", "8"]
-    command += ["--deadline-s", str(args.peer_seconds / 2)]
-    try:
-        subprocess.run(command, check=False, timeout=args.peer_seconds)
-    except subprocess.TimeoutExpired:
-        print(f"{name}: stopped after {args.peer_seconds:.0f} s")
-    records = []
-    measured = lines.read_text().splitlines() if lines.exists() else []
-    for text in measured:
-        line = json.loads(text)
-        case = PEER_CASES[name].get(line["name"].removesuffix("-adamw"))
-        if case is None:
-            continue
-        record = describe(name, case, " ".join([f"train_{name}.py", *command[2:]]))
-        record["case"] = line["name"]
-        if "step_s" in line:
-            record |= {
-                "tokens_per_s": line["tokens_per_s"],
-                "seconds": line["step_s"]["median"],
-                "mfu": line["mfu_datasheet"],
-                "peak_gib": line["memory"].get("allocated_gib"),
-                "loss": line["last_loss"],
-                "trainable": line["trainable_params"],
-            }
-        else:
-            record["failed"] = line.get("failed") or line.get("skipped")
-        records.append(record)
-    return records
-
-
-def describe(trainer: str, case: Case, command: str) -> dict[str, Any]:
-    """What a record says before anything is measured."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {
-        "trainer": trainer,
-        **{k: v for k, v in asdict(case).items() if k != "full_vocab"},
-        "draft_vocab": KIMI.vocab_size if case.full_vocab else KIMI.draft_vocab,
-        "device": device,
-        "versions": versions,
-        "command": command,
-        "date": datetime.date.today().isoformat(),
     }
 
 
@@ -373,9 +253,11 @@ def main(given: Sequence[str] | None = None) -> None:
             print(json.dumps({k: v for k, v in record.items() if k not in ("versions", "command")}))
             sys.stdout.flush()
 
+    references: dict[Case, float] = {}
     for case in CASES:
         if case.name in args.cases:
-            keep([describe("eagle3", case, command) | {"case": case.name} | ours(args, case)])
+            described = describe("eagle3", case, command) | {"case": case.name}
+            keep([described | ours(args, case, references)])
             gc.collect()
             if args.device == "cuda":
                 torch.cuda.empty_cache()

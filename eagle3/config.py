@@ -25,6 +25,7 @@ from eagle3.sections import (
     Device,
     Dtype,
     Fraction,
+    HeadProducts,
     HuggingFaceSource,
     JsonlSource,
     Loss,
@@ -53,6 +54,7 @@ __all__ = [
     "EvaluateParams",
     "ExtractParams",
     "Fraction",
+    "HeadProducts",
     "HuggingFaceSource",
     "JsonlSource",
     "Loss",
@@ -78,6 +80,9 @@ __all__ = [
 
 PARAMS_FILE = Path("params.yaml")
 
+FLOAT8_ALIGNED = 16
+"""What matrix products of float8 want sizes to be a multiple of (torch._scaled_mm)."""
+
 
 class Params(Section):
     """All of params.yaml."""
@@ -99,6 +104,22 @@ class Params(Section):
                 raise ValueError(
                     f"vocab.sizes has {size}, but target.shape.vocab_size is {full}; write `full`, "
                     f"or a size below {full}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _float8_products_have_sizes_that_fit(self) -> Self:
+        if self.train.head_products == "dtype":
+            return self
+        shape = self.target.shape
+        sizes = [("vocab.sizes has", size) for size in self.vocab.sizes if size != "full"]
+        sizes += [("target.shape.vocab_size is", shape.vocab_size)] * ("full" in self.vocab.sizes)
+        for what, size in (*sizes, ("target.shape.hidden_size is", shape.hidden_size)):
+            if size % FLOAT8_ALIGNED:
+                raise ValueError(
+                    f"train.head_products is float8, but {what} {size}, no multiple of "
+                    f"{FLOAT8_ALIGNED}, as float8 products need it; change that size, or set "
+                    "train.head_products to dtype"
                 )
         return self
 

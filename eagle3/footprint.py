@@ -10,7 +10,7 @@ Q query columns, C key columns, V target vocabulary, D draft vocabulary.
 
 from dataclasses import dataclass
 
-from eagle3.config import Dtype, StateDtype
+from eagle3.config import Dtype, HeadProducts, StateDtype
 from eagle3.counts import ParameterTable
 from eagle3.drafter import DraftShape
 from eagle3.hot.head import DRAFT_LOGITS_AT_ONCE
@@ -33,6 +33,7 @@ class Work:
     """Micro-batches on the device: those of this step, and those that are read ahead."""
     recompute: bool
     """Whether a step keeps its state and what attention needs alone (hot.step.HotPath._again)."""
+    head_products: HeadProducts = "dtype"
     sharers: int = 1
     """Processes that each hold a part of weights and moments (`train.sharding`)."""
 
@@ -43,6 +44,8 @@ class Network:
 
     all: int
     matrices: int
+    head: tuple[int, int]
+    """D and H."""
     trained: int
     head_trained: bool
 
@@ -54,6 +57,7 @@ class Network:
         return cls(
             all=sum(tensor.parameters for tensor in own),
             matrices=sum(tensor.parameters for tensor in own if len(tensor.shape) == 2),
+            head=(head.shape[0], head.shape[1]),
             trained=table.trainable,
             head_trained=head.trainable,
         )
@@ -77,7 +81,11 @@ def training_state_bytes(table: ParameterTable) -> int:
 
 
 def fixed_memory(
-    table: ParameterTable, dtype: Dtype, hot: bool, sharers: int = 1
+    table: ParameterTable,
+    dtype: Dtype,
+    hot: bool,
+    sharers: int = 1,
+    head_products: HeadProducts = "dtype",
 ) -> dict[str, int]:
     """Held from the first step to the last, on every GPU; of what is shared, by so many, a part."""
     network = Network.of(table)
@@ -94,6 +102,11 @@ def fixed_memory(
     if hot:
         # hot.products.Stack
         parts["weights, bfloat16 copies"] = 2 * network.matrices
+    if head_products == "float8":
+        # hot.float8.Float8Head: by row and by column, with float32 scales, instead of bfloat16
+        rows, width = network.head
+        parts["weights, bfloat16 copies"] -= 2 * rows * width
+        parts["head, two float8 copies"] = 2 * rows * width + 4 * (rows + width)
     return parts
 
 
@@ -118,7 +131,7 @@ def plain_memory(table: ParameterTable, dtype: Dtype, sharers: int) -> dict[str,
 
 def hot_peak(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
     """What the hot path (bfloat16 on a GPU) holds at its fullest moment, part by part."""
-    fixed = fixed_memory(table, "bfloat16", True, work.sharers)
+    fixed = fixed_memory(table, "bfloat16", True, work.sharers, work.head_products)
     # aux and last of every token in bfloat16, its id in int64 and its mask (ttt.Batch)
     fixed["batches, this step's and the next's"] = (
         work.held * work.tokens * (2 * 4 * shape.hidden_size + 9)
@@ -178,9 +191,11 @@ def _scoring(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, 
         head = 4 * shape.draft_vocab * shape.hidden_size
         gradients = head if Network.of(table).head_trained else 0
     rows = work.tokens * work.ttt_steps
+    logits = min(DRAFT_LOGITS_AT_ONCE, rows * shape.draft_vocab)
+    # With float8, their gradient is held beside them.
     return _kept(shape, work) | {
         "gradients, float32": gradients,
-        "logits": 2 * min(DRAFT_LOGITS_AT_ONCE, rows * shape.draft_vocab),
+        "logits": (3 if work.head_products == "float8" else 2) * logits,
     }
 
 

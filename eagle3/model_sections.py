@@ -7,7 +7,17 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from eagle3.sections import Device, Dtype, Fraction, Loss, NonNegative, Positive, Section, Sharding
+from eagle3.sections import (
+    Device,
+    Dtype,
+    Fraction,
+    HeadProducts,
+    Loss,
+    NonNegative,
+    Positive,
+    Section,
+    Sharding,
+)
 
 
 class DrafterParams(Section):
@@ -54,6 +64,11 @@ class TrainParams(Section):
     head: Literal["trained", "frozen"] = Field(
         description="trained; or frozen, which keeps the target's own rows: no gradient, no "
         "optimizer state, but written into the checkpoint, since engines read them there."
+    )
+    head_products: HeadProducts = Field(
+        description="dtype makes the draft head's products in train.dtype; float8 those of states "
+        "in 8 bits with a scale for each row, for GPUs that have cores for it: the step is faster "
+        "with a large draft vocabulary, and its gradients are coarser."
     )
     loss: Loss = Field(
         description="cross_entropy, the EAGLE-3 paper's; or one that aims at the acceptance rate "
@@ -120,6 +135,15 @@ class TrainParams(Section):
             raise ValueError(
                 f"train.head is frozen, but train.head_init is {self.head_init}; set head_init to "
                 "target: a head that is not trained is worth what it starts from"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _float8_products_are_made_on_the_hot_path(self) -> Self:
+        if self.head_products == "float8" and (self.dtype != "bfloat16" or self.device == "cpu"):
+            raise ValueError(
+                f"train.head_products is float8, but train.dtype is {self.dtype} and train.device "
+                f"{self.device}; set them to bfloat16 and cuda, or train.head_products to dtype"
             )
         return self
 

@@ -165,6 +165,7 @@ def _memory(params: Params, size: VocabSize, shape: DraftShape, gpus: int, hot: 
             share,
             held=2 * share,
             recompute=train.recompute,
+            head_products=train.head_products,
             sharers=sharers,
         )
         return Memory(hot_peak(table, shape, work), "")
@@ -176,7 +177,7 @@ def _time(
 ) -> tuple[Time | None, str]:
     train = params.train
     work = (train.batch_tokens, train.ttt_steps)
-    found = rate(shape, *work, trained, train.recompute, results)
+    found = rate(shape, *work, trained, train.recompute, results, train.head_products)
     if found is None:
         return None, f"{results} is not here or has no record of eagle3; run this in the project"
     basis = found.basis

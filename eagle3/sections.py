@@ -20,6 +20,7 @@ StateDtype = Literal["float32", "bfloat16", "float8"]
 Backend = Literal["transformers", "vllm"]
 Loss = Literal["cross_entropy", "lk_alpha", "tv"]
 Sharding = Literal["none", "full"]
+HeadProducts = Literal["dtype", "float8"]
 
 
 class Section(BaseModel):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eagle3.config import HeadProducts
 from eagle3.drafter import DraftShape
 from eagle3.errors import ParamsError
 
@@ -78,15 +79,22 @@ def rate(
     head_trained: bool = True,
     recompute: bool = False,
     results: Path = RESULTS,
+    head_products: HeadProducts = "dtype",
 ) -> Rate | None:
     """Look up or scale the rate of one GPU; None where there is no measurement to start from.
 
-    What was measured without recomputation is scaled to it where nothing with it was.
+    What was measured without recomputation is scaled to it where nothing with it was. With float8
+    head products and none measured, the rate is that without them.
 
     Raises:
         ParamsError: the file of results is damaged.
     """
-    records = [record for record in _records(results) if record["head_trained"] == head_trained]
+    records = [
+        record
+        for record in _records(results)
+        if record["head_trained"] == head_trained
+        and record["head_products"] in ("dtype", head_products)
+    ]
     if not records:
         return None
 
@@ -100,7 +108,8 @@ def rate(
             )
         ]
         # Of equally near ones the slowest: two runs of a case differ by some percent.
-        return (record["recompute"] != recompute, *far, record["tokens_per_s"])
+        choices = (record["head_products"] != head_products, record["recompute"] != recompute)
+        return (*choices, *far, record["tokens_per_s"])
 
     def flops(shape: DraftShape, tokens: int, ttt_steps: int, recompute: bool) -> float:
         more = recompute_flops(shape, tokens, ttt_steps) if recompute else 0.0
@@ -115,7 +124,9 @@ def rate(
         f"vocabulary {nearest['draft_vocab']:,}, {'trained' if head_trained else 'frozen'} head"
     )
     name += ", recomputation" if nearest["recompute"] else ""
-    if _same_work(shape, then) and case == (tokens, ttt_steps, recompute):
+    name += ", float8 head products" if nearest["head_products"] == "float8" else ""
+    same = _same_work(shape, then) and nearest["head_products"] == head_products
+    if same and case == (tokens, ttt_steps, recompute):
         return Rate(nearest["tokens_per_s"], f"measured on {name}")
     per_token = flops(shape, tokens, ttt_steps, recompute) / tokens
     per_token_then = flops(then, *case) / nearest["tokens"]
@@ -145,7 +156,7 @@ def _records(results: Path) -> list[dict[str, Any]]:
         records = json.loads(results.read_text())
         return [
             # Records of before there was a choice.
-            {"recompute": False} | record
+            {"recompute": False, "head_products": "dtype"} | record
             for record in records
             if record["trainer"] == "eagle3"
             and record["supervised"] == 1

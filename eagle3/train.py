@@ -24,10 +24,11 @@ from eagle3.contract import WEIGHTS_FILE
 from eagle3.errors import ArtifactError
 from eagle3.kept import BEST, NEWEST
 from eagle3.progress import Reporter
+from eagle3.splits import open_split
 from eagle3.store.rows import load_rows
 from eagle3.stream import StateStream, Streaming
 from eagle3.team import ALONE, Team
-from eagle3.trainer import Trainer, open_split
+from eagle3.trainer import Trainer
 from eagle3.training_state import STATE
 from eagle3.warm_start import init_from_sha256
 from eagle3.work import publish, workspace

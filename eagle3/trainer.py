@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3.artifacts import Corpus, DraftVocab, HiddenStates, Split, TargetModel
+from eagle3.artifacts import DraftVocab, HiddenStates, TargetModel
 from eagle3.batches import RowsReader, training_steps
 from eagle3.checkpoint import save_drafter
 from eagle3.config import DrafterParams, TrainParams
 from eagle3.device import TORCH_DTYPES, pick_device
 from eagle3.drafter import DraftShape
 from eagle3.errors import TrainingError
+from eagle3.hot.float8 import require_float8_cores
 from eagle3.hot.step import HotPath
 from eagle3.initialise import first_drafter
 from eagle3.kept import keep_drafter
@@ -35,8 +36,8 @@ from eagle3.progress import Reporter
 from eagle3.reader_processes import ReaderProcesses
 from eagle3.replay import replay_rows
 from eagle3.sharding import place
+from eagle3.splits import open_split
 from eagle3.store.refused import read_rows
-from eagle3.store.rows import Rows, load_rows
 from eagle3.store.states import StateStore
 from eagle3.stream import StateStream
 from eagle3.target import read_embedding, read_final_norm, read_head
@@ -66,6 +67,8 @@ class Trainer:
         self.params, self.work, self.report, self.team = params, work, report, team
         self.aux_layers = target.aux_layers
         self.device = team.device(pick_device(params.device, "train.device"))
+        if params.head_products == "float8":
+            require_float8_cores(self.device)
         dtype = TORCH_DTYPES[params.dtype]
         norm_H, eps = read_final_norm(target)
         self.embedding_VH = read_embedding(target).to(self.device, dtype)
@@ -99,7 +102,8 @@ class Trainer:
     def use_hot_path(self) -> None:
         """Take steps by the hot path from now on."""
         net, given = self.placement.net_of_hot_path(), (self.embedding_VH, self.head, self.maps)
-        self.hot = HotPath(net, *given, self.params.loss, self.params.recompute)
+        how = (self.params.loss, self.params.recompute, self.params.head_products)
+        self.hot = HotPath(net, *given, *how)
         self.placement.refresh(self.hot)
 
     def run(self) -> None:
@@ -292,9 +296,3 @@ class Trainer:
         if self.hot:
             self.placement.refresh(self.hot)
         log.info("going on from step %d of %d", self.step, self.params.total_steps)
-
-
-def open_split(split: Split) -> tuple[Rows, StateStore]:
-    """A split's rows, and the states that belong to them."""
-    rows = load_rows(Corpus.home / f"{split}.zarr")
-    return rows, StateStore.open(HiddenStates.home / f"{split}.zarr")

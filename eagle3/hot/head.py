@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.config import Loss
+from eagle3.hot.float8 import GRADIENT_CODES, UNIT, Float8Head
 from eagle3.hot.products import EVERY, Stack, add_gradient
 from eagle3.loss import ROW_LOSSES, TargetHead, TargetPrediction, restrict
 
@@ -58,7 +59,7 @@ def predict(
 @torch.no_grad()
 def score(
     hidden_MH: Tensor,
-    head: Stack,
+    head: Stack | Float8Head,
     prediction: TargetPrediction,
     predictor_M: Tensor,
     weight_M: Tensor,
@@ -67,51 +68,89 @@ def score(
 
     Args:
         hidden_MH: states after the drafter's norm.
-        head: the draft head.
+        head: the draft head. Its weight's gradient is made in the states' dtype either way.
         prediction: of the batch.
         predictor_M: each row's place among the target's predictions.
         weight_M: of each row in the sum, float32 or wider.
     """
     scored_M = prediction.scored(predictor_M)
     weight_M = weight_M * scored_M
-    ((parameter, _),) = head.parts
     grad_MH = torch.empty_like(hidden_MH)
     losses, hits = [], []
     most = DRAFT_LOGITS_AT_ONCE
     if prediction.loss != "cross_entropy":
         most = ACCEPTANCE_LOGITS_AT_ONCE
-    for here in _chunks(len(hidden_MH), head.weight_OI.shape[0], most):
-        logits_CD = hidden_MH[here] @ head.weight_OI.T
-        chunk_loss, chunk_hits = row_losses(
-            logits_CD, prediction, predictor_M[here], weight_M[here]
-        )
-        torch.mm(logits_CD, head.weight_OI, out=grad_MH[here])
-        if parameter.requires_grad:
-            add_gradient(parameter, EVERY, logits_CD, hidden_MH[here])
+    for here in _chunks(len(hidden_MH), len(head.parts[0][0]), most):
+        rows = (prediction, predictor_M[here], weight_M[here])
+        chunk_loss, chunk_hits = _score_chunk(hidden_MH[here], head, rows, grad_MH[here])
         losses.append(chunk_loss)
         hits.append(chunk_hits)
     return Scores(torch.cat(losses) * scored_M, torch.cat(hits) & scored_M, grad_MH)
 
 
-def row_losses(
-    logits_CD: Tensor, prediction: TargetPrediction, predictor_C: Tensor, weight_C: Tensor
+def _score_chunk(
+    hidden_CH: Tensor,
+    head: Stack | Float8Head,
+    rows: tuple[TargetPrediction, Tensor, Tensor],
+    grad_CH: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Loss and hits of rows; the gradient of their weighted sum replaces the logits."""
+    """As `row_losses`, from states; fills their gradient, and adds that of the head's weight."""
+    ((parameter, _),) = head.parts
+    if isinstance(head, Float8Head):
+        logits_CD = head.logits(hidden_CH)
+        unit_CD = torch.empty_like(logits_CD, dtype=GRADIENT_CODES)
+        found = row_losses(logits_CD, *rows, unit_CD, replace=parameter.requires_grad)
+        grad_CH.copy_(head.state_gradient(unit_CD, rows[2]))
+    else:
+        logits_CD = hidden_CH @ head.weight_OI.T
+        found = row_losses(logits_CD, *rows)
+        torch.mm(logits_CD, head.weight_OI, out=grad_CH)
+    if parameter.requires_grad:
+        add_gradient(parameter, EVERY, logits_CD, hidden_CH)
+    return found
+
+
+def row_losses(
+    logits_CD: Tensor,
+    prediction: TargetPrediction,
+    predictor_C: Tensor,
+    weight_C: Tensor,
+    unit_CD: Tensor | None = None,
+    replace: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Loss and hits of rows, and their gradient.
+
+    Args:
+        logits_CD: the drafter's. If `replace`, the gradient of the weighted sum comes in their
+            place; else they are of no use afterwards.
+        prediction: of the batch.
+        predictor_C: each row's place among the target's predictions.
+        weight_C: of each row in the sum.
+        unit_CD: takes the gradient of the unweighted losses, times `float8.UNIT`.
+        replace: whether anybody reads it from the logits' place.
+    """
     p_UD, choice_U = prediction.p_UD, prediction.choice_U
     if prediction.loss == "cross_entropy":
-        return cross_entropy(logits_CD, p_UD, choice_U, predictor_C, weight_C)
+        given = (p_UD, choice_U, predictor_C, weight_C)
+        return cross_entropy(logits_CD, *given, unit_CD, replace)
     wide = torch.promote_types(logits_CD.dtype, torch.float32)
     grad_CD, p_CD = logits_CD.to(wide), p_UD[predictor_C].to(wide)
     highest_C1, drafted_C1 = grad_CD.max(dim=-1, keepdim=True)
     loss_C = ROW_LOSSES[prediction.loss](grad_CD, highest_C1, p_CD)
-    logits_CD.copy_(grad_CD.mul_(weight_C[:, None]))
+    _write(grad_CD, weight_C, logits_CD, unit_CD)
     return loss_C, drafted_C1[:, 0] == choice_U[predictor_C]
 
 
 def cross_entropy(
-    logits_CD: Tensor, p_UD: Tensor, choice_U: Tensor, predictor_C: Tensor, weight_C: Tensor
+    logits_CD: Tensor,
+    p_UD: Tensor,
+    choice_U: Tensor,
+    predictor_C: Tensor,
+    weight_C: Tensor,
+    unit_CD: Tensor | None = None,
+    replace: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Nats and hits of rows; the gradient of their weighted sum replaces the logits.
+    """Nats and hits of rows, and their gradient: see `row_losses`.
 
     p may not sum to one exactly, since it is stored in a narrow dtype: the loss is
     sum p (log z - logit), which is small where p and the drafter agree, not log z - sum p logit.
@@ -119,14 +158,21 @@ def cross_entropy(
     if logits_CD.is_cuda:
         from eagle3.hot import kernels
 
-        return kernels.cross_entropy(logits_CD, p_UD, choice_U, predictor_C, weight_C)
+        given = (p_UD, choice_U, predictor_C, weight_C)
+        return kernels.cross_entropy(logits_CD, *given, unit_CD, replace)
     wide = torch.promote_types(logits_CD.dtype, torch.float32)
     logits, p_CD = logits_CD.to(wide), p_UD[predictor_C].to(wide)
     hits_C = logits.argmax(dim=-1) == choice_U[predictor_C]
     log_z_C1, mass_C1 = logits.logsumexp(-1, keepdim=True), p_CD.sum(-1, keepdim=True)
     nats_C = (log_z_C1 * mass_C1)[:, 0] - (p_CD * logits).sum(-1)
-    logits_CD.copy_(((logits - log_z_C1).exp() * mass_C1 - p_CD) * weight_C[:, None])
+    _write((logits - log_z_C1).exp() * mass_C1 - p_CD, weight_C, logits_CD, unit_CD)
     return nats_C, hits_C
+
+
+def _write(grad_CD: Tensor, weight_C: Tensor, logits_CD: Tensor, unit_CD: Tensor | None) -> None:
+    if unit_CD is not None:
+        unit_CD.copy_(grad_CD * UNIT)
+    logits_CD.copy_(grad_CD.mul_(weight_C[:, None]))
 
 
 def _wide_product(x_CH: Tensor, weight_VH: Tensor) -> Tensor:

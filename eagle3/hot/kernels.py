@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eagle3.hot.float8 import UNIT
+
 HEADS_AT_ONCE = 16
 COLUMNS_AT_ONCE = 4096
 NORM_PROGRAMS = 264
@@ -71,15 +73,22 @@ def norm_backward(
 
 
 def cross_entropy(
-    logits_MD: Tensor, p_UD: Tensor, choice_U: Tensor, predictor_M: Tensor, weight_M: Tensor
+    logits_MD: Tensor,
+    p_UD: Tensor,
+    choice_U: Tensor,
+    predictor_M: Tensor,
+    weight_M: Tensor,
+    unit_MD: Tensor | None = None,
+    replace: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """See `head.cross_entropy`; the gradient replaces the logits."""
+    """See `head.cross_entropy`."""
+    assert unit_MD is None or unit_MD.is_contiguous()
     rows, columns = logits_MD.shape
     nats_M = torch.empty(rows, dtype=torch.float32, device=logits_MD.device)
     hits_M = torch.empty(rows, dtype=torch.bool, device=logits_MD.device)
     _cross_entropy[(rows,)](
-        logits_MD, p_UD, choice_U, predictor_M, weight_M, nats_M, hits_M, columns,
-        BLOCK=COLUMNS_AT_ONCE, num_warps=8,
+        logits_MD, p_UD, choice_U, predictor_M, weight_M, nats_M, hits_M, unit_MD, columns, UNIT,
+        WITH_UNIT=unit_MD is not None, REPLACE=replace, BLOCK=COLUMNS_AT_ONCE, num_warps=8,
     )  # fmt: skip
     return nats_M, hits_M
 
@@ -196,8 +205,8 @@ def _chain_backward(
 
 @triton.jit
 def _cross_entropy(
-    logits_ptr, p_ptr, choice_ptr, predictor_ptr, weight_ptr, nats_ptr, hits_ptr, columns,
-    BLOCK: tl.constexpr,
+    logits_ptr, p_ptr, choice_ptr, predictor_ptr, weight_ptr, nats_ptr, hits_ptr, unit_ptr,
+    columns, unit, WITH_UNIT: tl.constexpr, REPLACE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     predictor = tl.load(predictor_ptr + row)
@@ -237,8 +246,13 @@ def _cross_entropy(
         inside = column < columns
         logit = tl.load(logits_row + column, mask=inside, other=0.0).to(tl.float32)
         p = tl.load(p_row + column, mask=inside, other=0.0).to(tl.float32)
-        grad = (tl.exp(logit - log_z) * all_p - p) * weight
-        tl.store(logits_row + column, grad.to(logits_ptr.dtype.element_ty), mask=inside)
+        grad = tl.exp(logit - log_z) * all_p - p
+        if WITH_UNIT:
+            narrow = (grad * unit).to(unit_ptr.dtype.element_ty)
+            tl.store(unit_ptr + row * columns + column, narrow, mask=inside)
+        if REPLACE:
+            grad = (grad * weight).to(logits_ptr.dtype.element_ty)
+            tl.store(logits_row + column, grad, mask=inside)
 
 
 @triton.jit

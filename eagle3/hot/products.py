@@ -27,6 +27,11 @@ class Stack:
         self.weight_OI = torch.empty(sum(rows), width, dtype=dtype, device=first.device)
         self.refresh()
 
+    @property
+    def nbytes(self) -> int:
+        """Of the weights."""
+        return self.weight_OI.nbytes
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Take over the parameters' values: after every optimizer step."""

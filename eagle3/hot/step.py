@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from eagle3.config import Loss
+from eagle3.config import HeadProducts, Loss
 from eagle3.drafter import DrafterNet
 from eagle3.hot.chain import Chains, Where, attend
 from eagle3.hot.core import core_for
 from eagle3.hot.device import bring, bring_all
+from eagle3.hot.float8 import Float8Head
 from eagle3.hot.fused import swiglu, take
 from eagle3.hot.head import predict, score
 from eagle3.hot.meet import Angles, Fed, Part, meet
@@ -88,9 +89,11 @@ class HotPath:
         maps: VocabMaps,
         loss: Loss = "cross_entropy",
         recompute: bool = False,
+        head_products: HeadProducts = "dtype",
     ) -> None:
         """The products are made in the dtype of `embedding_VH`, the target's, on its device.
 
+        With `head_products` float8, the draft head's two products of states are (float8.py).
         With `recompute`, all of a step but its attention is computed again in its backward pass.
         """
         dtype = embedding_VH.dtype
@@ -107,7 +110,11 @@ class HotPath:
         self.o = Stack([(attention.o_proj.weight, EVERY)], dtype)
         self.gate_up = Stack([(weight, EVERY) for weight in gate_up], dtype)
         self.down = Stack([(mlp.down_proj.weight, EVERY)], dtype)
-        self.head = Stack([(net.lm_head.weight, EVERY)], dtype)
+        self.head: Stack | Float8Head
+        if head_products == "float8":
+            self.head = Float8Head(net.lm_head.weight, dtype)
+        else:
+            self.head = Stack([(net.lm_head.weight, EVERY)], dtype)
         queries = net.shape.num_attention_heads * net.shape.head_dim
         keys = net.shape.num_key_value_heads * net.shape.head_dim
         self.query = Part(slice(0, queries), turns=True)
@@ -117,7 +124,7 @@ class HotPath:
         )
 
     @property
-    def stacks(self) -> tuple[Stack, ...]:
+    def stacks(self) -> tuple[Stack | Float8Head, ...]:
         """All of them."""
         layer = (self.embedding_qkv, self.hidden_qkv, self.o, self.gate_up, self.down)
         return (self.fc, *layer, self.head)

@@ -127,6 +127,33 @@ def test_parts_for_one_process_name_the_key_to_set(raw: dict[str, Any]):
     refused(raw, r"raise it to the number of GPUs, or set train\.sharding to none")
 
 
+@pytest.mark.parametrize(("dtype", "device"), [("float32", "cuda"), ("bfloat16", "cpu")])
+def test_float8_head_products_are_refused_where_no_hot_path_is(
+    raw: dict[str, Any], dtype: str, device: str
+):
+    raw["train"] |= {"head_products": "float8", "dtype": dtype, "device": device}
+    refused(raw, r"set them to bfloat16 and cuda, or train\.head_products to dtype")
+    raw["train"] |= {"dtype": "bfloat16", "device": "auto"}
+    assert check_params(raw, "params.yaml").train.head_products == "float8"
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "found"),
+    [
+        ("vocab", {"sizes": [1000, "full"]}, r"vocab\.sizes has 1000"),
+        ("shape", {"vocab_size": 49153}, r"target\.shape\.vocab_size is 49153"),
+        ("shape", {"hidden_size": 577}, r"target\.shape\.hidden_size is 577"),
+    ],
+)
+def test_float8_head_products_need_sizes_of_whole_sixteens(
+    raw: dict[str, Any], section: str, values: dict[str, Any], found: str
+):
+    raw["train"] |= {"head_products": "float8", "dtype": "bfloat16"}
+    changed = raw["target"]["shape"] if section == "shape" else raw[section]
+    changed |= values
+    refused(raw, found + r", no multiple of 16.*set train\.head_products to dtype")
+
+
 def test_a_size_named_twice_is_refused(raw: dict[str, Any]):
     raw["vocab"]["sizes"] = [32000, "full", 32000]
     refused(raw, r"vocab.sizes names 32000 twice; name each size once")

@@ -11,6 +11,7 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from eagle3.hot import chain, head, kernels, norms
 from eagle3.hot.chain import Where
+from eagle3.hot.float8 import GRADIENT_CODES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 N, R, P, S = 11, 5, 7, 3
@@ -56,6 +57,31 @@ def test_the_cross_entropy_kernel_takes_the_first_of_equal_logits(columns: int) 
     torch.testing.assert_close(given[0].cpu(), logits, rtol=1e-4, atol=1e-6)
     assert hits.tolist() == expected_hits.tolist()
     assert hits[0]
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+@pytest.mark.parametrize("columns", [16, 5000])
+def test_the_cross_entropy_kernel_writes_the_unweighted_gradient_in_float8(
+    columns: int, replaced: bool
+) -> None:
+    torch.manual_seed(0)
+    logits, p = torch.randn(6, columns) * 5, (torch.randn(4, columns) * 5).softmax(-1)
+    rest = (p, p.argmax(-1), torch.randint(4, (6,)), torch.rand(6))
+    unit = torch.empty(6, columns, dtype=GRADIENT_CODES)
+    on, unit_on = [x.to(DEVICE, copy=True) for x in (logits, *rest)], unit.to(DEVICE)
+    untouched = on[0].clone()
+    nats, _ = kernels.cross_entropy(*on, unit_on, replaced)
+    expected_nats, _ = head.cross_entropy(logits, *rest, unit)
+
+    torch.testing.assert_close(nats.cpu(), expected_nats, rtol=1e-5, atol=1e-5)
+    if replaced:
+        torch.testing.assert_close(on[0].cpu(), logits, rtol=1e-4, atol=1e-6)
+    else:
+        assert torch.equal(on[0], untouched)
+    # Another last bit in float32 can round to the neighbour in e5m2: rarely, and one step away.
+    found, expected = unit_on.cpu().float(), unit.float()
+    assert (found != expected).float().mean() < 0.01
+    torch.testing.assert_close(found, expected, rtol=0.25, atol=2.0**-16)
 
 
 @pytest.mark.parametrize("extra", [True, False])

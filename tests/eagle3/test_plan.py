@@ -74,8 +74,14 @@ def test_planned_memory_is_within_a_tenth_of_the_measured_peak(
     table = parameter_table(kimi, "full" if full else draft_vocab)
     if not record["head_trained"]:
         table = with_frozen_head(table)
-    recompute = record.get("recompute", False)
-    work = Work(record["tokens"], record["ttt"], accumulate=1, held=1, recompute=recompute)
+    work = Work(
+        record["tokens"],
+        record["ttt"],
+        accumulate=1,
+        held=1,
+        recompute=record.get("recompute", False),
+        head_products=record.get("head_products", "dtype"),
+    )
     parts = hot_peak(table, replace(MEASURED_SHAPE, draft_vocab=draft_vocab), work)
 
     assert sum(parts.values()) / 2**30 == pytest.approx(record["peak_gib"], rel=0.1)
@@ -99,6 +105,7 @@ def test_the_plan_of_a_measured_case_has_the_slowest_measured_rate(kimi: Params)
             for record in MEASURED
             if record["head_trained"]
             and not record.get("recompute", False)
+            and record.get("head_products", "dtype") == "dtype"
             and (record["tokens"], record["ttt"], record["draft_vocab"])
             == (8192, 7, size.draft_vocab)
         )
@@ -182,6 +189,38 @@ def test_states_that_are_not_kept_take_a_window_of_shards_for_one_epoch_and_all_
     assert "all lie on disk until the last epoch" in again.basis
 
 
+def test_float8_head_products_take_a_byte_a_logit_more_and_have_rates_of_their_own(
+    kimi: Params, tmp_path: Path
+):
+    table = parameter_table(kimi, "full")
+    work = Work(8192, 7, accumulate=4, held=1, recompute=False)
+    full = replace(MEASURED_SHAPE, draft_vocab=163_840)
+    narrow = hot_peak(table, full, replace(work, head_products="float8"))
+    assert narrow["head, two float8 copies"] == 2 * 163_840 * 7168 + 4 * (163_840 + 7168)
+    assert (
+        narrow["weights, bfloat16 copies"] < hot_peak(table, full, work)["weights, bfloat16 copies"]
+    )
+
+    record = next(r for r in MEASURED if r["case"] == "s8192-ttt7-vocab-full-head-frozen")
+    faster = record | {"head_products": "float8", "tokens_per_s": 2 * record["tokens_per_s"]}
+    (tmp_path / "results.json").write_text(json.dumps([record, faster]))
+    given = {"head_trained": False, "results": tmp_path / "results.json"}
+    plain = rate(full, 8192, 7, **given)
+    found = rate(full, 8192, 7, **given, head_products="float8")
+    assert plain is not None
+    assert found is not None
+    assert (plain.tokens_per_s, found.tokens_per_s) == (
+        record["tokens_per_s"],
+        faster["tokens_per_s"],
+    )
+    assert found.basis.endswith("frozen head, float8 head products")
+
+    (tmp_path / "results.json").write_text(json.dumps([record]))
+    unknown = rate(full, 8192, 7, **given, head_products="float8")
+    assert unknown is not None
+    assert unknown.basis.startswith("not measured")
+
+
 def test_damaged_results_are_named(tmp_path: Path):
     (tmp_path / "results.json").write_text('[{"trainer": "eagle3"}]')
     with pytest.raises(ParamsError, match=r"results\.json holds .* take it from git"):
@@ -217,8 +256,14 @@ def test_planned_bytes_are_those_of_a_real_trainers_tensors_and_files(
     assert parts["AdamW's moments, float32"] == moments
     narrow = TargetHead(head.norm_H.bfloat16(), head.eps, head.head_VH.bfloat16())
     hot = HotPath(trainer.net, trainer.embedding_VH.bfloat16(), narrow, trainer.maps)
-    copies = sum(stack.weight_OI.nbytes for stack in hot.stacks)
+    copies = sum(stack.nbytes for stack in hot.stacks)
     assert fixed_memory(table, "bfloat16", hot=True)["weights, bfloat16 copies"] == copies
+    given = (trainer.net, trainer.embedding_VH.bfloat16(), narrow, trainer.maps)
+    float8 = HotPath(*given, head_products="float8")
+    parts = fixed_memory(table, "bfloat16", hot=True, head_products="float8")
+    assert parts["head, two float8 copies"] == float8.head.nbytes
+    copies = sum(stack.nbytes for stack in float8.stacks) - float8.head.nbytes
+    assert parts["weights, bfloat16 copies"] == copies
 
     train(inputs, tiny_params)
     drafter = load_file(Drafter.home(SIZE) / "model.safetensors")

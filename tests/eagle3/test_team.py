@@ -19,8 +19,8 @@ from teams import (
 
 from eagle3.artifacts import Drafter
 from eagle3.batches import training_steps
+from eagle3.splits import open_split
 from eagle3.team import Team
-from eagle3.trainer import open_split
 
 # What each process runs: gradients, a whole run, and one that is stopped after step 3.
 PROCESS = """

@@ -22,9 +22,11 @@ from eagle3.checkpoint import load_drafter
 from eagle3.config import Params
 from eagle3.counts import parameter_table
 from eagle3.errors import ArtifactError, TrainingError
+from eagle3.optimizer import learning_rate
 from eagle3.progress import ConsoleReporter
+from eagle3.splits import open_split
 from eagle3.target import read_head
-from eagle3.trainer import Trainer, learning_rate, open_split
+from eagle3.trainer import Trainer
 
 SIZE = 128
 
