@@ -1,18 +1,23 @@
 """Filling the shards of a store with the target's states: which rows in one call, and which shard.
 
+A shard is packed and written while the target makes the next one: a GPU need not wait for it.
+
 Shapes: n tokens of one shard, T tokens of one row, H target width.
 """
 
 import logging
 import time
 from collections.abc import Iterator, Set
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from eagle3.artifacts import Split
-from eagle3.engines.base import RowStates, TargetEngine
+from eagle3.engines.base import RowStates, StatesEngine
 from eagle3.progress import Reporter
 from eagle3.refusals import Refusals
 from eagle3.store.layout import Header
@@ -51,9 +56,58 @@ class TokenProgress:
         )
 
 
+@dataclass(frozen=True)
+class Filling:
+    """A shard before it is written."""
+
+    aux_n3H: Tensor
+    last_nH: Tensor
+    refused: list[Refused]
+
+
+class WriteBehind:
+    """Writes one shard at a time in a thread of its own; at its end all of them are written.
+
+    An error of the thread comes with the next shard, or at the end.
+    """
+
+    def __init__(self, writer: StateWriter, progress: TokenProgress) -> None:
+        self._writer, self._progress = writer, progress
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="write-shard")
+        self._under_way: tuple[int, Future[None]] | None = None
+
+    def __enter__(self) -> "WriteBehind":
+        return self
+
+    def write(self, shard: int, filled: Filling) -> None:
+        """As `StateWriter.write`, which may still be at it afterwards: leave the tensors alone."""
+        # One at a time: this shard and the next one are all that is held in memory.
+        self._finish()
+        given = (filled.aux_n3H, filled.last_nH, filled.refused)
+        self._under_way = (shard, self._pool.submit(self._writer.write, shard, *given))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Whatever went wrong elsewhere, the shard under way is whole.
+        self._pool.shutdown()
+        if error is None:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._under_way is None:
+            return
+        (shard, written), self._under_way = self._under_way, None
+        written.result()
+        self._progress.add(_length(self._writer.header, shard))
+
+
 def fill(
     writer: StateWriter,
-    engine: TargetEngine,
+    engine: StatesEngine,
     split: Split,
     progress: TokenProgress,
     refusals: Refusals,
@@ -67,7 +121,7 @@ def fill(
 
 def fill_shards(
     writer: StateWriter,
-    engine: TargetEngine,
+    engine: StatesEngine,
     split: Split,
     progress: TokenProgress,
     refusals: Refusals,
@@ -83,29 +137,20 @@ def fill_shards(
             has one too many is not written.
     """
     rows, header = writer.rows, writer.header
-    open_shards: dict[int, tuple[Tensor, Tensor, list[Refused]]] = {}
-    for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
-        if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
-            continue
-        tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
-        started = time.monotonic()
-        found = engine.states(tokens)
-        progress.called(sum(map(len, tokens)), time.monotonic() - started)
-        for row, states in zip(call, found, strict=True):
-            states, refused = _judged(header, rows, row, states)
-            for shard in _shards(rows, row, header):
-                if shard not in missing:
-                    continue
-                if shard not in open_shards:
-                    open_shards[shard] = (*writer.buffers(shard), [])
-                aux_n3H, last_nH, refused_here = open_shards[shard]
-                _put((aux_n3H, last_nH), header.span(shard), rows.span(row), states)
-                refused_here += refused
-                if rows.span(row).stop >= header.span(shard).stop:
-                    refusals.add(split, refused_here)
-                    writer.write(shard, *open_shards.pop(shard))
-                    progress.add(_length(header, shard))
-    assert not open_shards
+    filling: dict[int, Filling] = {}
+    with WriteBehind(writer, progress) as behind:
+        for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
+            if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
+                continue
+            tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
+            started = time.monotonic()
+            found = engine.states(tokens)
+            progress.called(sum(map(len, tokens)), time.monotonic() - started)
+            for row, states in zip(call, found, strict=True):
+                for shard, filled in _put_row(filling, writer, missing, row, states):
+                    refusals.add(split, filled.refused)
+                    behind.write(shard, filled)
+    assert not filling
 
 
 def calls(rows: Rows, shard_tokens: int, among: range | None = None) -> Iterator[list[int]]:
@@ -150,6 +195,24 @@ def _judged(
         layer=(*header.aux_layers, None)[state],
     )
     return RowStates(torch.zeros_like(aux_T3H), torch.zeros_like(last_TH)), [refused]
+
+
+def _put_row(
+    filling: dict[int, Filling], writer: StateWriter, missing: Set[int], row: int, states: RowStates
+) -> Iterator[tuple[int, Filling]]:
+    """Put a row where it belongs; take out and give the shards that are full by it."""
+    rows, header = writer.rows, writer.header
+    states, refused = _judged(header, rows, row, states)
+    for shard in _shards(rows, row, header):
+        if shard not in missing:
+            continue
+        if shard not in filling:
+            filling[shard] = Filling(*writer.buffers(shard), [])
+        here = filling[shard]
+        _put((here.aux_n3H, here.last_nH), header.span(shard), rows.span(row), states)
+        here.refused.extend(refused)
+        if rows.span(row).stop >= header.span(shard).stop:
+            yield shard, filling.pop(shard)
 
 
 def _put(

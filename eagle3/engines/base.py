@@ -41,11 +41,15 @@ class TextEngine(Protocol):
         """Continue each prompt; the end-of-turn token is included where the target wrote one."""
 
 
-class TargetEngine(TextEngine, Protocol):
-    """Runs the target, and gives its states, too: bit for bit the same on the same machine."""
+class StatesEngine(Protocol):
+    """Gives the target's hidden states, bit for bit the same on the same machine."""
 
     def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
         """Hidden states of each row, one forward pass, on the CPU."""
+
+
+class TargetEngine(TextEngine, StatesEngine, Protocol):
+    """Runs the target: its text and its states."""
 
 
 @runtime_checkable
