@@ -12,7 +12,6 @@ and mean something only if nothing else runs.
 import argparse
 import json
 import os
-from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +23,7 @@ from eagle3.artifacts import Drafter, write_atomically
 from eagle3.checkpoint import load_drafter
 from eagle3.config import PARAMS_FILE, VocabSize, load_params, parse_size
 from eagle3.engines.base import Sampling
+from eagle3.engines.counters import total
 from eagle3.engines.served import Asked, Served
 from eagle3.engines.server import find_engine, running_server
 from eagle3.engines.transformers import TransformersEngine
@@ -113,31 +113,38 @@ def _row_of(turn: Turn, answer: list[int]) -> Rows:
 
 
 def figures(
-    served: dict[str, Served], plain: dict[str, Served], replayed: dict[str, Tally]
+    served: dict[str, Served], plain: dict[str, Served], replayed: dict[str, Tally], k: int
 ) -> dict[str, dict[str, Any]]:
     """Of each domain and of all together."""
-    sums: Counter[str] = Counter()
-    found: dict[str, dict[str, Any]] = {}
-    for domain, here in served.items():
-        same = sum(a == b for a, b in zip(here.answers, plain[domain].answers, strict=True))
-        counts = {
-            "answers": len(here.answers), "unchanged": same, "tokens": here.tokens,
-            "drafts": here.counters.drafts, "accepted": here.counters.accepted,
-            "replayed_drafts": replayed[domain].drafts,
-            "replayed_accepted": replayed[domain].accepted,
-            "seconds": here.seconds, "seconds_plain": plain[domain].seconds,
-        }  # fmt: skip
-        sums.update(counts)
-        found[domain] = _with_ratios(counts)
-    return {**found, "all": _with_ratios(sums)}
-
-
-def _with_ratios(counts: dict[str, Any]) -> dict[str, Any]:
+    groups = {domain: [domain] for domain in served} | {"all": list(served)}
     return {
-        **counts,
-        "served": 1 + counts["accepted"] / counts["drafts"],
-        "replay": 1 + counts["replayed_accepted"] / counts["replayed_drafts"],
-        "faster_by": counts["seconds_plain"] / counts["seconds"],
+        name: _of_group(
+            [served[domain] for domain in domains],
+            [plain[domain] for domain in domains],
+            sum((replayed[domain] for domain in domains), Tally.empty(k)),
+        )
+        for name, domains in groups.items()
+    }
+
+
+def _of_group(served: list[Served], plain: list[Served], replayed: Tally) -> dict[str, Any]:
+    answers = [answer for each in served for answer in each.answers]
+    before = [answer for each in plain for answer in each.answers]
+    counters = total(each.counters for each in served)
+    seconds, seconds_plain = (sum(each.seconds for each in runs) for runs in (served, plain))
+    return {
+        "answers": len(answers),
+        "unchanged": sum(a == b for a, b in zip(answers, before, strict=True)),
+        "tokens": sum(each.tokens for each in served),
+        "drafts": counters.drafts,
+        "accepted": counters.accepted,
+        "replayed_drafts": replayed.drafts,
+        "replayed_accepted": replayed.accepted,
+        "seconds": seconds,
+        "seconds_plain": seconds_plain,
+        "served": counters.acceptance_length,
+        "replay": replayed.acceptance_length,
+        "faster_by": seconds_plain / seconds,
     }
 
 
@@ -158,7 +165,7 @@ def main() -> None:
         plain = bench.serve(None)
         served = {size: bench.serve(size) for size in args.sizes}
         result = {
-            str(size): figures(here, plain, bench.replayed(size, here))
+            str(size): figures(here, plain, bench.replayed(size, here), bench.k)
             for size, here in served.items()
         }
     write_atomically(RESULT, json.dumps(result, indent=1) + "\n")

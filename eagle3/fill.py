@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 
 import numpy as np
 import torch
@@ -86,15 +85,10 @@ class WriteBehind:
         given = (filled.aux_n3H, filled.last_nH, filled.refused)
         self._under_way = (shard, self._pool.submit(self._writer.write, shard, *given))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Whatever went wrong elsewhere, the shard under way is whole.
         self._pool.shutdown()
-        if error is None:
+        if kind is None:
             self._finish()
 
     def _finish(self) -> None:

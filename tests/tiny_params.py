@@ -4,16 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from eagle3.config import PARAMS_FILE
-
-ROOT = Path(__file__).parents[1]
+from raw_params import raw_params
 
 
 def tiny_params_tree(target: Path) -> dict[str, Any]:
     """All of params.yaml for the tiny target of `target`, but for corpus.sources."""
-    raw = yaml.safe_load((ROOT / PARAMS_FILE).read_text())
+    raw = raw_params()
     config = json.loads((target / "config.json").read_text())
     raw["target"] = {
         "source": str(target),

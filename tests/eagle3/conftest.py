@@ -1,9 +1,18 @@
-"""Two processes that train together beside one that trains alone, for each file that has them."""
+"""params.yaml to be changed; and two processes that train together beside one that trains alone."""
+
+from typing import Any
 
 import pytest
+from raw_params import raw_params
 from teams import Runs, in_one_process, with_train
 
 from eagle3.config import Params
+
+
+@pytest.fixture
+def raw() -> dict[str, Any]:
+    """params.yaml as YAML reads it, free to be changed."""
+    return raw_params()
 
 
 @pytest.fixture(scope="module")
