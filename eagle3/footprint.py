@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from eagle3.config import Dtype, HeadProducts, StateDtype
 from eagle3.counts import ParameterTable
 from eagle3.drafter import DraftShape
+from eagle3.hot.float8 import TURNED_AT_ONCE
 from eagle3.hot.head import DRAFT_LOGITS_AT_ONCE
 from eagle3.store.ratio import EXPECTED_RATIO, READ_BYTES
 
@@ -185,17 +186,28 @@ def _again(shape: DraftShape) -> int:
 
 
 def _scoring(table: ParameterTable, shape: DraftShape, work: Work) -> dict[str, int]:
-    """hot.head.score: the last chunk of logits, before any step's backward pass."""
-    gradients = gradient_bytes(table)
-    if work.accumulate == 1:
-        head = 4 * shape.draft_vocab * shape.hidden_size
-        gradients = head if Network.of(table).head_trained else 0
+    """hot.head.score, before any step's backward pass: the last chunk of logits.
+
+    With a trained head in float8, after it: the product that makes its weight's gradient.
+    """
+    network = Network.of(table)
+    columns, width = network.head
     rows = work.tokens * work.ttt_steps
-    logits = min(DRAFT_LOGITS_AT_ONCE, rows * shape.draft_vocab)
-    # With float8, their gradient is held beside them.
-    return _kept(shape, work) | {
-        "gradients, float32": gradients,
-        "logits": (3 if work.head_products == "float8" else 2) * logits,
+    gradients, head = gradient_bytes(table), 4 * columns * width
+    if work.accumulate == 1:
+        gradients = head if network.head_trained else 0
+    parts = _kept(shape, work) | {"gradients, float32": gradients}
+    logits = min(DRAFT_LOGITS_AT_ONCE, rows * columns)
+    if work.head_products == "dtype":
+        return parts | {"logits": 2 * logits}
+    if not network.head_trained:
+        # Their gradient is held beside them.
+        return parts | {"logits": 3 * logits}
+    # hot.float8.WeightGradient: the gradients of all logits in a byte each, and the states with
+    # their weights, in bfloat16 and in float8.
+    return parts | {
+        "gradients of logits, float8": min(TURNED_AT_ONCE, rows * columns),
+        "states, weighted": 3 * min(rows, TURNED_AT_ONCE // columns) * width,
     }
 
 

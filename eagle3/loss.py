@@ -19,6 +19,7 @@ Total variation distance: DistillSpec, arXiv 2310.08461. LK losses: Samarin et a
 2602.23881, whose LK^alpha speculators calls nla, negative log-acceptance.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -59,6 +60,12 @@ class TargetPrediction:
     """Draft id of the target's argmax over its whole vocabulary, or -1 where that is outside."""
     loss: Loss
     """What p is for."""
+
+    @functools.cached_property
+    def mass_U(self) -> Tensor:
+        """Sums of p, float32 or wider: about one, as p is held in a narrow dtype."""
+        wide = torch.promote_types(self.p_UD.dtype, torch.float32)
+        return self.p_UD.sum(dim=-1, dtype=wide)
 
     def scored(self, predictor_M: Tensor) -> Tensor:
         """Which rows have a loss: bool [M]."""

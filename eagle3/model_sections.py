@@ -66,9 +66,9 @@ class TrainParams(Section):
         "optimizer state, but written into the checkpoint, since engines read them there."
     )
     head_products: HeadProducts = Field(
-        description="dtype makes the draft head's products in train.dtype; float8 those of states "
-        "in 8 bits with a scale for each row, for GPUs that have cores for it: the step is faster "
-        "with a large draft vocabulary, and its gradients are coarser."
+        description="dtype makes the draft head's products in train.dtype; float8 in 8 bits with a "
+        "scale for each row, for GPUs that have cores for it: the step is faster with a large draft "
+        "vocabulary, and its gradients are coarser."
     )
     loss: Loss = Field(
         description="cross_entropy, the EAGLE-3 paper's; or one that aims at the acceptance rate "

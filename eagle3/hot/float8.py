@@ -1,8 +1,9 @@
 """The head's products in float8, on tensor cores that multiply it twice as fast as bfloat16.
 
-Both products sum what lies side by side in memory, so the head is held twice, by row and by
-column, in e4m3. A scale for each of its rows and columns, and for each row of states, makes the
-largest entry e4m3's largest.
+The cores sum what lies side by side in memory. Two products read the head, which is held twice, by
+row and by column, in e4m3. A scale for each of its rows and columns, and for each row of states,
+makes the largest entry e4m3's largest. The third, the gradient of the head's own weight, sums over
+rows: gradients of logits and states are turned for it.
 
 What the loss gives for each logit is held in e5m2, times UNIT: |softmax * mass - p| is at most
 mass, about one, and so are the gradients of tv and lk_alpha (alpha is at least the sum that they
@@ -13,7 +14,8 @@ nothing is lost, and entries that become zero have at most 163,840 * 2^-32 = 4e-
 Sums are promoted to float32 every 128 numbers (no `use_fast_accum`): the tensor cores' own 14 bits
 would swallow the tail of 163,840 small terms, and shrink every logit a little.
 
-Shapes: C rows of a chunk, N rows, K numbers side by side, H width, D draft vocabulary.
+Shapes: M rows to score, C rows of a chunk of them, N rows, K numbers side by side, H width, D draft
+vocabulary.
 """
 
 import torch
@@ -27,8 +29,12 @@ CODES, GRADIENT_CODES = torch.float8_e4m3fn, torch.float8_e5m2
 LARGEST = torch.finfo(CODES).max
 UNIT = 2.0**15
 """e5m2's largest is 1.75 times as much: room for a mass a little above one."""
-NUMBERS_AT_ONCE = 2**26
-"""Of the head while it is written: 256 MiB in float32."""
+NUMBERS_AT_ONCE = 2**27
+"""Of the head while it or its gradient is written: 512 MiB in float32."""
+TURNED_AT_ONCE = 10 * 2**30
+"""Bytes of turned gradients. Few products: each adds a whole head of float32 to memory traffic."""
+ROWS_TOGETHER = 128
+"""Turned rows start at multiples of it: of 16 the product demands, and takes 1.7 times as long."""
 
 
 def require_float8_cores(device: torch.device) -> None:
@@ -86,10 +92,10 @@ class Float8Head:
         for here in pieces:
             self.rows_DH[here], scale_N1 = quantise(value_DH[here])
             self.scale_1D[0, here] = scale_N1[:, 0]
-            highest_H = torch.maximum(highest_H, value_DH[here].abs().amax(0))
+            highest_H = torch.maximum(highest_H, _highest(value_DH[here]))
         self.scale_1H[0] = _scale(highest_H)
         for here in pieces:
-            self.columns_HD[:, here] = _turned(value_DH[here], self.scale_1H[0])
+            turn(_codes(value_DH[here], self.scale_1H[0]), self.columns_HD[:, here])
 
     def logits(self, hidden_CH: Tensor) -> Tensor:
         """Of states: [C, D]."""
@@ -107,6 +113,56 @@ class Float8Head:
         return _product(unit_CD, self.columns_HD, scale_C1, self.scale_1H, self.dtype)
 
 
+class WeightGradient:
+    """The gradient of a trained head's weight, of chunks of rows as they are scored.
+
+    Their gradients of logits wait, turned, until there are enough for a product.
+    """
+
+    def __init__(self, parameter: Tensor, hidden_MH: Tensor, weight_M: Tensor) -> None:
+        """Of rows with these states, whose losses have these weights in the sum."""
+        self.parameter, self.hidden_MH, self.weight_M = parameter, hidden_MH, weight_M
+        self.waiting = slice(0, 0)
+        columns = parameter.shape[0]
+        most = TURNED_AT_ONCE // columns // ROWS_TOGETHER * ROWS_TOGETHER
+        room = min(_whole(len(hidden_MH)), most)
+        self.unit_DM = torch.empty(columns, room, dtype=GRADIENT_CODES, device=parameter.device)
+
+    def take(self, here: slice, unit_CD: Tensor) -> None:
+        """The next rows' gradients, as `Float8Head.state_gradient` has them."""
+        if here.start + len(unit_CD) - self.waiting.start > self.unit_DM.shape[1]:
+            self.add()
+        place = here.start - self.waiting.start
+        turn(unit_CD, self.unit_DM[:, place : place + len(unit_CD)])
+        self.waiting = slice(self.waiting.start, here.start + len(unit_CD))
+
+    def add(self) -> None:
+        """Add what waits to the parameter's gradient, in its own dtype."""
+        rows = self.waiting.stop - self.waiting.start
+        if not rows:
+            return
+        unit_DM = self.unit_DM[:, : _whole(rows)]
+        unit_DM[:, rows:].zero_()
+        hidden_MH = self.hidden_MH.new_zeros(_whole(rows), self.hidden_MH.shape[1])
+        weight_M1 = self.weight_M[self.waiting, None]
+        torch.mul(self.hidden_MH[self.waiting], weight_M1, out=hidden_MH[:rows])
+        scale_H = _scale(_highest(hidden_MH))
+        hidden_HM = hidden_MH.new_empty(hidden_MH.shape[::-1], dtype=CODES)
+        turn(_codes(hidden_MH, scale_H), hidden_HM)
+        grad_DH, first = self.parameter.grad, self.parameter.grad is None
+        if grad_DH is None:
+            grad_DH = self.parameter.grad = self.parameter.new_empty(self.parameter.shape)
+        for here in _slices(grad_DH):
+            unit = unit_DM[here]
+            scale_N1 = scale_H.new_full((len(unit), 1), 1 / UNIT)
+            given = (unit, hidden_HM, scale_N1, scale_H[None], torch.float32)
+            if first:
+                _product(*given, grad_DH[here])
+            else:
+                grad_DH[here] += _product(*given)
+        self.waiting = slice(self.waiting.stop, self.waiting.stop)
+
+
 @compiled_on_gpu
 def quantise(x_NK: Tensor) -> tuple[Tensor, Tensor]:
     """e4m3 codes [N, K], and the scale of each row, float32 [N, 1]: x is about codes * scale."""
@@ -116,9 +172,25 @@ def quantise(x_NK: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @compiled_on_gpu
-def _turned(x_NK: Tensor, scale_H: Tensor) -> Tensor:
-    """e4m3 codes of columns with these scales: [K, N]."""
-    return (x_NK.float() / scale_H).to(CODES).T.contiguous()
+def _highest(x_NH: Tensor) -> Tensor:
+    """The largest absolute value of each column: [H]."""
+    return x_NH.abs().amax(0)
+
+
+@compiled_on_gpu
+def _codes(x_NH: Tensor, scale_H: Tensor) -> Tensor:
+    """e4m3 codes of columns with these scales: [N, H]."""
+    return (x_NH.float() / scale_H).to(CODES)
+
+
+def turn(x_NK: Tensor, out_KN: Tensor) -> None:
+    """Write rows of one-byte numbers as columns of `out`."""
+    if x_NK.is_cuda:
+        from eagle3.hot import turning
+
+        turning.turn(x_NK, out_KN)
+    else:
+        out_KN.copy_(x_NK.T)
 
 
 def _scale(highest: Tensor) -> Tensor:
@@ -127,14 +199,23 @@ def _scale(highest: Tensor) -> Tensor:
 
 
 def _product(
-    x_NK: Tensor, y_OK: Tensor, scale_N1: Tensor, scale_1O: Tensor, dtype: torch.dtype
+    x_NK: Tensor,
+    y_OK: Tensor,
+    scale_N1: Tensor,
+    scale_1O: Tensor,
+    dtype: torch.dtype,
+    out_NO: Tensor | None = None,
 ) -> Tensor:
     """(x * scale) (y * scale)^T: [N, O]."""
     # Private in torch, which has no other product of float8 with scales.
-    return torch._scaled_mm(x_NK, y_OK.T, scale_N1, scale_1O, out_dtype=dtype)
+    return torch._scaled_mm(x_NK, y_OK.T, scale_N1, scale_1O, out_dtype=dtype, out=out_NO)
 
 
 def _slices(value_DH: Tensor) -> list[slice]:
     rows, width = value_DH.shape
-    size = max(1, NUMBERS_AT_ONCE // width)
+    size = max(1, NUMBERS_AT_ONCE // width // ROWS_TOGETHER) * ROWS_TOGETHER
     return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def _whole(rows: int) -> int:
+    return -(-rows // ROWS_TOGETHER) * ROWS_TOGETHER

@@ -133,3 +133,9 @@ def take(x_NH: Tensor, rows_R: Tensor) -> Tensor:
         return x_NH
     taken: Tensor = _Take.apply(x_NH, rows_R)
     return taken
+
+
+def arrange(x_NH: Tensor, order_N: Tensor) -> Tensor:
+    """x[order], for an order of all rows."""
+    arranged: Tensor = _Take.apply(x_NH, order_N)
+    return arranged

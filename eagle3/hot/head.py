@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3.config import Loss
-from eagle3.hot.float8 import GRADIENT_CODES, UNIT, Float8Head
+from eagle3.hot.float8 import GRADIENT_CODES, UNIT, Float8Head, WeightGradient
+from eagle3.hot.fused import compiled_on_gpu
 from eagle3.hot.products import EVERY, Stack, add_gradient
 from eagle3.loss import ROW_LOSSES, TargetHead, TargetPrediction, restrict
 
@@ -52,7 +53,7 @@ def predict(
         )
         logits_CV = _wide_product(normed_CH, head.head_VH)
         choice_U[here] = to_draft_V[logits_CV.argmax(dim=-1)]
-        p_UD[here] = restrict(logits_CV, ids_D, loss)
+        _put_restricted(logits_CV, ids_D, p_UD[here], loss)
     return TargetPrediction(p_UD, choice_U, loss)
 
 
@@ -68,7 +69,7 @@ def score(
 
     Args:
         hidden_MH: states after the drafter's norm.
-        head: the draft head. Its weight's gradient is made in the states' dtype either way.
+        head: the draft head.
         prediction: of the batch.
         predictor_M: each row's place among the target's predictions.
         weight_M: of each row in the sum, float32 or wider.
@@ -76,38 +77,53 @@ def score(
     scored_M = prediction.scored(predictor_M)
     weight_M = weight_M * scored_M
     grad_MH = torch.empty_like(hidden_MH)
+    ((parameter, _),) = head.parts
+    gradient = None
+    if isinstance(head, Float8Head) and parameter.requires_grad:
+        gradient = WeightGradient(parameter, hidden_MH, weight_M)
     losses, hits = [], []
     most = DRAFT_LOGITS_AT_ONCE
     if prediction.loss != "cross_entropy":
         most = ACCEPTANCE_LOGITS_AT_ONCE
-    for here in _chunks(len(hidden_MH), len(head.parts[0][0]), most):
+    for here in _chunks(len(hidden_MH), len(parameter), most):
         rows = (prediction, predictor_M[here], weight_M[here])
-        chunk_loss, chunk_hits = _score_chunk(hidden_MH[here], head, rows, grad_MH[here])
+        if isinstance(head, Float8Head):
+            chunk_loss, chunk_hits, unit_CD = _score_in_float8(hidden_MH[here], head, rows)
+            grad_MH[here] = head.state_gradient(unit_CD, weight_M[here])
+            if gradient:
+                gradient.take(here, unit_CD)
+        else:
+            chunk_loss, chunk_hits = _score_chunk(hidden_MH[here], head, rows, grad_MH[here])
         losses.append(chunk_loss)
         hits.append(chunk_hits)
+    if gradient:
+        gradient.add()
     return Scores(torch.cat(losses) * scored_M, torch.cat(hits) & scored_M, grad_MH)
 
 
 def _score_chunk(
     hidden_CH: Tensor,
-    head: Stack | Float8Head,
+    head: Stack,
     rows: tuple[TargetPrediction, Tensor, Tensor],
     grad_CH: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """As `row_losses`, from states; fills their gradient, and adds that of the head's weight."""
     ((parameter, _),) = head.parts
-    if isinstance(head, Float8Head):
-        logits_CD = head.logits(hidden_CH)
-        unit_CD = torch.empty_like(logits_CD, dtype=GRADIENT_CODES)
-        found = row_losses(logits_CD, *rows, unit_CD, replace=parameter.requires_grad)
-        grad_CH.copy_(head.state_gradient(unit_CD, rows[2]))
-    else:
-        logits_CD = hidden_CH @ head.weight_OI.T
-        found = row_losses(logits_CD, *rows)
-        torch.mm(logits_CD, head.weight_OI, out=grad_CH)
+    logits_CD = hidden_CH @ head.weight_OI.T
+    found = row_losses(logits_CD, *rows)
+    torch.mm(logits_CD, head.weight_OI, out=grad_CH)
     if parameter.requires_grad:
         add_gradient(parameter, EVERY, logits_CD, hidden_CH)
     return found
+
+
+def _score_in_float8(
+    hidden_CH: Tensor, head: Float8Head, rows: tuple[TargetPrediction, Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `row_losses`, from states, and what it puts into `unit_CD`."""
+    logits_CD = head.logits(hidden_CH)
+    unit_CD = torch.empty_like(logits_CD, dtype=GRADIENT_CODES)
+    return *row_losses(logits_CD, *rows, unit_CD), unit_CD
 
 
 def row_losses(
@@ -116,23 +132,21 @@ def row_losses(
     predictor_C: Tensor,
     weight_C: Tensor,
     unit_CD: Tensor | None = None,
-    replace: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Loss and hits of rows, and their gradient.
 
     Args:
-        logits_CD: the drafter's. If `replace`, the gradient of the weighted sum comes in their
-            place; else they are of no use afterwards.
+        logits_CD: the drafter's. The gradient of the weighted sum comes in their place; with
+            `unit_CD` they are of no use afterwards.
         prediction: of the batch.
         predictor_C: each row's place among the target's predictions.
         weight_C: of each row in the sum.
         unit_CD: takes the gradient of the unweighted losses, times `float8.UNIT`.
-        replace: whether anybody reads it from the logits' place.
     """
     p_UD, choice_U = prediction.p_UD, prediction.choice_U
     if prediction.loss == "cross_entropy":
-        given = (p_UD, choice_U, predictor_C, weight_C)
-        return cross_entropy(logits_CD, *given, unit_CD, replace)
+        given = (p_UD, prediction.mass_U, choice_U, predictor_C, weight_C)
+        return cross_entropy(logits_CD, *given, unit_CD)
     wide = torch.promote_types(logits_CD.dtype, torch.float32)
     grad_CD, p_CD = logits_CD.to(wide), p_UD[predictor_C].to(wide)
     highest_C1, drafted_C1 = grad_CD.max(dim=-1, keepdim=True)
@@ -144,11 +158,11 @@ def row_losses(
 def cross_entropy(
     logits_CD: Tensor,
     p_UD: Tensor,
+    mass_U: Tensor,
     choice_U: Tensor,
     predictor_C: Tensor,
     weight_C: Tensor,
     unit_CD: Tensor | None = None,
-    replace: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Nats and hits of rows, and their gradient: see `row_losses`.
 
@@ -158,21 +172,27 @@ def cross_entropy(
     if logits_CD.is_cuda:
         from eagle3.hot import kernels
 
-        given = (p_UD, choice_U, predictor_C, weight_C)
-        return kernels.cross_entropy(logits_CD, *given, unit_CD, replace)
+        given = (p_UD, mass_U, choice_U, predictor_C, weight_C)
+        return kernels.cross_entropy(logits_CD, *given, unit_CD)
     wide = torch.promote_types(logits_CD.dtype, torch.float32)
     logits, p_CD = logits_CD.to(wide), p_UD[predictor_C].to(wide)
     hits_C = logits.argmax(dim=-1) == choice_U[predictor_C]
-    log_z_C1, mass_C1 = logits.logsumexp(-1, keepdim=True), p_CD.sum(-1, keepdim=True)
+    log_z_C1, mass_C1 = logits.logsumexp(-1, keepdim=True), mass_U[predictor_C, None]
     nats_C = (log_z_C1 * mass_C1)[:, 0] - (p_CD * logits).sum(-1)
     _write((logits - log_z_C1).exp() * mass_C1 - p_CD, weight_C, logits_CD, unit_CD)
     return nats_C, hits_C
 
 
 def _write(grad_CD: Tensor, weight_C: Tensor, logits_CD: Tensor, unit_CD: Tensor | None) -> None:
-    if unit_CD is not None:
-        unit_CD.copy_(grad_CD * UNIT)
-    logits_CD.copy_(grad_CD.mul_(weight_C[:, None]))
+    if unit_CD is None:
+        logits_CD.copy_(grad_CD.mul_(weight_C[:, None]))
+    else:
+        unit_CD.copy_(grad_CD.mul_(UNIT))
+
+
+@compiled_on_gpu
+def _put_restricted(logits_CV: Tensor, ids_D: Tensor, p_CD: Tensor, loss: Loss) -> None:
+    p_CD.copy_(restrict(logits_CV, ids_D, loss))
 
 
 def _wide_product(x_CH: Tensor, weight_VH: Tensor) -> Tensor:

@@ -75,11 +75,11 @@ def norm_backward(
 def cross_entropy(
     logits_MD: Tensor,
     p_UD: Tensor,
+    mass_U: Tensor,
     choice_U: Tensor,
     predictor_M: Tensor,
     weight_M: Tensor,
     unit_MD: Tensor | None = None,
-    replace: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """See `head.cross_entropy`."""
     assert unit_MD is None or unit_MD.is_contiguous()
@@ -87,8 +87,8 @@ def cross_entropy(
     nats_M = torch.empty(rows, dtype=torch.float32, device=logits_MD.device)
     hits_M = torch.empty(rows, dtype=torch.bool, device=logits_MD.device)
     _cross_entropy[(rows,)](
-        logits_MD, p_UD, choice_U, predictor_M, weight_M, nats_M, hits_M, unit_MD, columns, UNIT,
-        WITH_UNIT=unit_MD is not None, REPLACE=replace, BLOCK=COLUMNS_AT_ONCE, num_warps=8,
+        logits_MD, p_UD, mass_U, choice_U, predictor_M, weight_M, nats_M, hits_M, unit_MD,
+        columns, UNIT, WITH_UNIT=unit_MD is not None, BLOCK=COLUMNS_AT_ONCE, num_warps=8,
     )  # fmt: skip
     return nats_M, hits_M
 
@@ -205,54 +205,49 @@ def _chain_backward(
 
 @triton.jit
 def _cross_entropy(
-    logits_ptr, p_ptr, choice_ptr, predictor_ptr, weight_ptr, nats_ptr, hits_ptr, unit_ptr,
-    columns, unit, WITH_UNIT: tl.constexpr, REPLACE: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, p_ptr, mass_ptr, choice_ptr, predictor_ptr, weight_ptr, nats_ptr, hits_ptr,
+    unit_ptr, columns, unit, WITH_UNIT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     predictor = tl.load(predictor_ptr + row)
     weight = tl.load(weight_ptr + row)
+    p_mass = tl.load(mass_ptr + predictor)
     logits_row = logits_ptr + row * columns
     p_row = p_ptr + predictor * columns
     lane = tl.arange(0, BLOCK)
     top = tl.full((BLOCK,), float("-inf"), tl.float32)
-    where = tl.zeros((BLOCK,), tl.int32)
     mass = tl.zeros((BLOCK,), tl.float32)
-    target_mass = tl.zeros((BLOCK,), tl.float32)
-    expected = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + lane
+        inside = column < columns
+        logit = tl.load(logits_row + column, mask=inside, other=float("-inf")).to(tl.float32)
+        higher = tl.maximum(top, logit)
+        # A lane that has seen no column yet has mass 0 at -inf, and -inf - -inf is no number.
+        kept = tl.where(top > float("-inf"), mass * tl.exp(top - higher), 0.0)
+        mass = kept + tl.where(inside, tl.exp(logit - higher), 0.0)
+        top = higher
+    peak = tl.max(top, axis=0)
+    total = tl.sum(tl.where(top > float("-inf"), mass * tl.exp(top - peak), 0.0), axis=0)
+    log_z = peak + tl.log(total)
+    best = tl.full((BLOCK,), columns, tl.int32)
+    nats = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, columns, BLOCK):
         column = start + lane
         inside = column < columns
         logit = tl.load(logits_row + column, mask=inside, other=float("-inf")).to(tl.float32)
         p = tl.load(p_row + column, mask=inside, other=0.0).to(tl.float32)
-        higher = tl.maximum(top, logit)
-        # A lane that has seen no column yet has mass 0 at -inf, and -inf - -inf is no number.
-        kept = tl.where(top > float("-inf"), mass * tl.exp(top - higher), 0.0)
-        mass = kept + tl.where(inside, tl.exp(logit - higher), 0.0)
-        where = tl.where(logit > top, column, where)
-        top = higher
-        target_mass += p
-        expected += tl.where(inside, p * logit, 0.0)
-    peak = tl.max(top, axis=0)
-    total = tl.sum(tl.where(top > float("-inf"), mass * tl.exp(top - peak), 0.0), axis=0)
-    log_z = peak + tl.log(total)
-    all_p = tl.sum(target_mass, axis=0)
-    # Of equal logits the first counts, as torch's argmax has it on a CPU.
-    best = tl.min(tl.where(top == peak, where, columns), axis=0)
-    choice = tl.load(choice_ptr + predictor)
-    tl.store(hits_ptr + row, best == choice)
-    tl.store(nats_ptr + row, log_z * all_p - tl.sum(expected, axis=0))
-    for start in range(0, columns, BLOCK):
-        column = start + lane
-        inside = column < columns
-        logit = tl.load(logits_row + column, mask=inside, other=0.0).to(tl.float32)
-        p = tl.load(p_row + column, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.exp(logit - log_z) * all_p - p
+        # Of equal logits the first counts, as torch's argmax has it on a CPU.
+        best = tl.minimum(best, tl.where(logit == peak, column, columns))
+        nats += tl.where(inside, p * (log_z - logit), 0.0)
+        grad = tl.exp(logit - log_z) * p_mass - p
         if WITH_UNIT:
             narrow = (grad * unit).to(unit_ptr.dtype.element_ty)
             tl.store(unit_ptr + row * columns + column, narrow, mask=inside)
-        if REPLACE:
+        else:
             grad = (grad * weight).to(logits_ptr.dtype.element_ty)
             tl.store(logits_row + column, grad, mask=inside)
+    tl.store(hits_ptr + row, tl.min(best, axis=0) == tl.load(choice_ptr + predictor))
+    tl.store(nats_ptr + row, tl.sum(nats, axis=0))
 
 
 @triton.jit

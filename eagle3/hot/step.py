@@ -17,7 +17,7 @@ from eagle3.hot.chain import Chains, Where, attend
 from eagle3.hot.core import core_for
 from eagle3.hot.device import bring, bring_all
 from eagle3.hot.float8 import Float8Head
-from eagle3.hot.fused import swiglu, take
+from eagle3.hot.fused import arrange, swiglu, take
 from eagle3.hot.head import predict, score
 from eagle3.hot.meet import Angles, Fed, Part, meet
 from eagle3.hot.norms import add_norm, norm
@@ -44,8 +44,11 @@ class Plan:
 
     steps: tuple[Step, ...]
     predictors_U: Tensor
+    order_M: Tensor
+    """Of the rows of all steps that count, one step after the other: those of one predictor become
+    neighbours, which read its probabilities while the cache has them."""
     predictor_M: Tensor
-    """Of the rows of all steps that count, one step after the other."""
+    """Of the rows in that order."""
     step_M: Tensor
     """The step of each of them."""
     counted: tuple[int, ...]
@@ -62,7 +65,9 @@ class Plan:
         predictors_U, step_M, *rest = bring_all(flat, device)
         brought = tuple(Step(*rest[at : at + 4]) for at in range(0, len(rest), 4))
         predictor_M = torch.cat([step.predictor_M for step in brought] or [step_M])
-        return cls(brought, predictors_U, predictor_M, step_M, tuple(counted.tolist()))
+        order_M = predictor_M.argsort(stable=True)
+        ordered = (order_M, predictor_M[order_M], step_M[order_M])
+        return cls(brought, predictors_U, *ordered, tuple(counted.tolist()))
 
 
 @dataclass(frozen=True)
@@ -93,7 +98,7 @@ class HotPath:
     ) -> None:
         """The products are made in the dtype of `embedding_VH`, the target's, on its device.
 
-        With `head_products` float8, the draft head's two products of states are (float8.py).
+        With `head_products` float8, the draft head's are (float8.py).
         With `recompute`, all of a step but its attention is computed again in its backward pass.
         """
         dtype = embedding_VH.dtype
@@ -150,7 +155,7 @@ class HotPath:
             return StepFigures(weight_S * 0, torch.zeros_like(weight_S).long(), plan.counted)
         last_UH = batch.last_NH[plan.predictors_U]
         prediction = predict(self.target, self.ids_D, self.to_draft_V, last_UH, self.loss)
-        hidden_MH = torch.cat(self._states(batch, first, plan.steps))
+        hidden_MH = arrange(torch.cat(self._states(batch, first, plan.steps)), plan.order_M)
         if not self.net.shape.norm_output:
             hidden_MH = self._final_norm(hidden_MH)
         weight_M = weight_S[plan.step_M]

@@ -8,8 +8,10 @@ from eagle3.hot.float8 import (
     GRADIENT_CODES,
     UNIT,
     Float8Head,
+    WeightGradient,
     quantise,
     require_float8_cores,
+    turn,
 )
 
 if not torch.cuda.is_available():
@@ -63,3 +65,39 @@ def test_float8_products_sum_in_float32_whatever_their_length() -> None:
     exact = (codes.double() * scale) @ weights.T
     error = (head.logits(hidden).double() - exact).norm() / exact.norm()
     assert error < 0.005
+
+
+@pytest.mark.parametrize("shape", [(300, 4112), (64, 128), (1, 5)])
+def test_the_turning_kernel_turns_into_a_part_of_a_wider_matrix(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    codes = torch.randint(256, shape, dtype=torch.uint8, device="cuda")
+    out = torch.zeros(columns, rows + 24, dtype=torch.uint8, device="cuda")
+    turn(codes, out[:, 8 : 8 + rows])
+
+    assert torch.equal(out[:, 8 : 8 + rows], codes.T)
+    assert not out[:, :8].any()
+    assert not out[:, 8 + rows :].any()
+
+
+@pytest.mark.parametrize("wait", [10 * 2**30, 128 * D], ids=["all", "each"])
+def test_the_gradient_of_the_weight_is_summed_in_float32_in_place(
+    wait: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eagle3.hot.float8.TURNED_AT_ONCE", wait)
+    generator = torch.Generator("cuda").manual_seed(2)
+    hidden = torch.randn(C, H, generator=generator, device="cuda").bfloat16()
+    weight = torch.linspace(0.5, 1, C, device="cuda")
+    # Each token is the target of one row, and has a little mass in all others.
+    grad = torch.full((C, D), 1 / C, device="cuda")
+    grad[torch.arange(D) % C, torch.arange(D)] -= 1
+    unit = (grad * UNIT).to(GRADIENT_CODES)
+    parameter = torch.empty(D, H, device="cuda", requires_grad=True)
+    gradient = WeightGradient(parameter, hidden, weight)
+    for start in range(0, C, 128):
+        gradient.take(slice(start, start + 128), unit[start : start + 128])
+    gradient.add()
+    exact = (unit.double() / UNIT).T @ (hidden.double() * weight.double()[:, None])
+
+    assert parameter.grad.dtype == torch.float32
+    # e4m3 is off by 2.6% of each state, in the mean of squares.
+    assert (parameter.grad.double() - exact).norm() < 0.04 * exact.norm()

@@ -189,6 +189,18 @@ def test_states_that_are_not_kept_take_a_window_of_shards_for_one_epoch_and_all_
     assert "all lie on disk until the last epoch" in again.basis
 
 
+def test_a_float8_heads_gradients_of_logits_wait_in_a_byte_each_up_to_a_limit(kimi: Params):
+    table = parameter_table(kimi, "full")
+    full = replace(MEASURED_SHAPE, draft_vocab=163_840)
+    few = Work(8192, 7, accumulate=1, held=1, recompute=False, head_products="float8")
+    many = replace(few, tokens=16_384)
+    waiting = "gradients of logits, float8"
+
+    assert hot_peak(table, full, few)[waiting] == 8192 * 7 * 163_840
+    assert hot_peak(table, full, many)[waiting] == 10 * 2**30
+    assert waiting not in hot_peak(with_frozen_head(table), full, few)
+
+
 def test_float8_head_products_take_a_byte_a_logit_more_and_have_rates_of_their_own(
     kimi: Params, tmp_path: Path
 ):
