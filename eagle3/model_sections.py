@@ -66,8 +66,8 @@ class TrainParams(Section):
         "optimizer state, but written into the checkpoint, since engines read them there."
     )
     head_products: HeadProducts = Field(
-        description="dtype makes the draft head's products in train.dtype; float8 in 8 bits with a "
-        "scale for each row, for GPUs that have cores for it: the step is faster with a large draft "
+        description="dtype makes the draft head's products in train.dtype; float8 in 8 bits with "
+        "scales, for GPUs that have cores for it: the step is faster with a large draft "
         "vocabulary, and its gradients are coarser."
     )
     loss: Loss = Field(
