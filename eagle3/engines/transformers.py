@@ -117,8 +117,8 @@ class TransformersEngine:
         # The decoder alone: nobody wants the logits, and SmolLM2's head is a fifth of its weights.
         with capture_states(self._decoder, layers) as states:
             self._decoder(input_ids=ids_BL, attention_mask=mask, use_cache=False)
-        aux_BL3H = torch.stack([states[layer] for layer in self._aux_layers], dim=2).cpu()
-        last_BLH = states[self._last_layer].cpu()
+        aux_BL3H = _on_host(torch.stack([states[layer] for layer in self._aux_layers], dim=2))
+        last_BLH = _on_host(states[self._last_layer])
         return [
             RowStates(aux_BL3H[place, : len(row)], last_BLH[place, : len(row)])
             for place, row in enumerate(rows)
@@ -233,6 +233,11 @@ def _right_padded(
     ids_BL = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows])
     lengths_B1 = torch.tensor([[len(row)] for row in rows])
     return ids_BL.to(device), (torch.arange(longest) < lengths_B1).long().to(device)
+
+
+def _on_host(states: Tensor) -> Tensor:
+    """A copy in memory that a GPU writes by itself; torch keeps that memory for the next one."""
+    return torch.empty_like(states, device="cpu", pin_memory=states.is_cuda).copy_(states)
 
 
 def _up_to_end(answer: list[int], end_ids: Sequence[int]) -> list[int]:
