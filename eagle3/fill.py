@@ -121,29 +121,37 @@ def fill_shards(
     refusals: Refusals,
     missing: Set[int],
 ) -> None:
-    """Make the shards `missing`, each row by one forward pass.
-
-    A row that lies across two shards fills the end of one and the start of the next; if only one
-    of them is missing, the row is run again for that one. A row is refused as a whole: by both.
+    """Make the shards `missing` and write them; see `made_shards`.
 
     Raises:
         StoreError: more rows have a state that is no number than `refusals` allows; the shard that
             has one too many is not written.
     """
+    with WriteBehind(writer, progress) as behind:
+        for shard, filled in made_shards(writer, engine, progress, missing):
+            refusals.add(split, filled.refused)
+            behind.write(shard, filled)
+
+
+def made_shards(
+    writer: StateWriter, engine: StatesEngine, progress: TokenProgress, missing: Set[int]
+) -> Iterator[tuple[int, Filling]]:
+    """Make the shards `missing`, each row by one forward pass; whoever takes them writes them.
+
+    A row that lies across two shards fills the end of one and the start of the next; if only one
+    of them is missing, the row is run again for that one. A row is refused as a whole: by both.
+    """
     rows, header = writer.rows, writer.header
     filling: dict[int, Filling] = {}
-    with WriteBehind(writer, progress) as behind:
-        for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
-            if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
-                continue
-            tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
-            started = time.monotonic()
-            found = engine.states(tokens)
-            progress.called(sum(map(len, tokens)), time.monotonic() - started)
-            for row, states in zip(call, found, strict=True):
-                for shard, filled in _put_row(filling, writer, missing, row, states):
-                    refusals.add(split, filled.refused)
-                    behind.write(shard, filled)
+    for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
+        if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
+            continue
+        tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
+        started = time.monotonic()
+        found = engine.states(tokens)
+        progress.called(sum(map(len, tokens)), time.monotonic() - started)
+        for row, states in zip(call, found, strict=True):
+            yield from _put_row(filling, writer, missing, row, states)
     assert not filling
 
 

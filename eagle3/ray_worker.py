@@ -5,19 +5,17 @@ It runs in a process of Ray's, and knows nothing of Ray.
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from eagle3.artifacts import Split, TargetModel
 from eagle3.config import TargetParams
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.errors import EngineError, StorageError
-from eagle3.fill import TokenProgress, fill_shards
-from eagle3.refusals import Refusals
+from eagle3.shard_maker import ShardMaker
 from eagle3.store.pointer import Where
 from eagle3.store.writer import StateWriter
 
@@ -44,9 +42,10 @@ class WorkerFacts:
 
 
 class ExtractWorker:
-    """Makes shards, one call each."""
+    """Makes shards, one call each; of two calls at once, one has the target and one the disk."""
 
     def __init__(self) -> None:
+        self._joining = threading.Lock()
         self._writers: dict[Where, StateWriter] = {}
 
     def open(self, job: WorkerJob) -> WorkerFacts:
@@ -62,14 +61,15 @@ class ExtractWorker:
                 "that every node has at this path, or set extract.ray_address to null"
             )
         os.chdir(job.folder)
-        torch.set_num_threads(job.threads)
-        self._engine = OneRowAgain(TransformersEngine(job.target, job.params))
-        return WorkerFacts(self._engine.name, host, os.getpid())
+        engine = TransformersEngine(job.target, job.params)
+        self._maker = ShardMaker(OneRowAgain(engine), job.threads)
+        return WorkerFacts(engine.name, host, os.getpid())
 
     def fill(self, where: Where, split: Split, shard: int, limit: int) -> None:
         """Make a shard of the store there, which may have been begun by a worker that died.
 
-        `limit` is extract.max_nonfinite_rows. What all shards have together the driver counts.
+        It is durable when the call ends. `limit` is extract.max_nonfinite_rows. What all shards
+        have together the driver counts.
 
         Raises:
             EngineError: this node does not see the store.
@@ -80,12 +80,10 @@ class ExtractWorker:
                 f"Ray node {socket.gethostname()} does not see {where.absolute()}; put the project "
                 "on a file system that the nodes share, or set extract.ray_address to null"
             )
-        if where not in self._writers:
-            self._writers[where] = self._join(where)
-        writer = self._writers[where]
-        writer.clear(shard)
-        silent = TokenProgress(Silent(), 0)
-        fill_shards(writer, self._engine, split, silent, Refusals(limit), {shard})
+        with self._joining:
+            if where not in self._writers:
+                self._writers[where] = self._join(where)
+        self._maker.fill(self._writers[where], split, shard, limit)
 
     def _join(self, where: Where) -> StateWriter:
         try:
@@ -117,13 +115,3 @@ class OneRowAgain:
         if rows[0] != self._row:
             self._row, self._states = rows[0], self._engine.states(rows)
         return self._states
-
-
-class Silent:
-    """A `Reporter` that says nothing: the driver tells how far all workers are together."""
-
-    def progress(self, label: str, done: int, total: int, unit: str) -> None:
-        """Nothing."""
-
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Nothing."""

@@ -1,15 +1,17 @@
 """Workers on Ray that fill the stores together, and this process, which says who makes what.
 
-A shard is made by one worker. A worker that dies loses its unfinished shard to the others, as well
-as those that it had not begun. This process starts the stores and writes the record. On a cluster,
-every node must have the project's folder at the same path, and the same packages; for a store in a
-bucket, also the credentials, which never pass through Ray.
+A shard is made by one worker. Each has two at a time: it makes one while it writes the other. A
+worker that dies loses both to the others, as well as those that it had not begun. This process
+starts the stores and writes the record. On a cluster, every node must have the project's folder at
+the same path, and the same packages; for a store in a bucket, also the credentials, which never
+pass through Ray.
 """
 
 import logging
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from eagle3.errors import EngineError
 from eagle3.fill import TokenProgress
 from eagle3.ray_worker import ExtractWorker, WorkerFacts, WorkerJob
 from eagle3.refusals import Refusals
+from eagle3.shard_maker import SHARDS_AT_ONCE
 from eagle3.shard_plan import Shard, ShardPlan
 from eagle3.store.writer import StateWriter
 
@@ -52,21 +55,23 @@ def ray_workers(
 
 
 class RayWorkers:
-    """Hands shards to the workers, one at a time each."""
+    """Hands shards to the workers, `SHARDS_AT_ONCE` each."""
 
     def __init__(self, ray: Any, job: WorkerJob, count: int, needs: dict[str, int]) -> None:
         self._ray, self._count = ray, count
         _say_if_short(count, needs, ray.cluster_resources())
         # A worker is not started again: what kills one, mostly memory, would kill the next.
-        actor = ray.remote(ExtractWorker).options(max_restarts=0, **needs)
+        actor = ray.remote(ExtractWorker).options(
+            max_restarts=0, max_concurrency=SHARDS_AT_ONCE, **needs
+        )
         self._workers = {number: actor.remote() for number in range(count)}
-        self._free: set[int] = set()
+        self._ready: set[int] = set()
         self.engine = ""
         """Engine and version, of all workers."""
         self._busy: dict[Future[Any], tuple[int, Shard | None]] = {}
         for number, worker in self._workers.items():
             self._busy[worker.open.remote(job).future()] = (number, None)
-        while not self._free:
+        while not self._ready:
             self._collect(ShardPlan([], count))
 
     def fill(
@@ -100,11 +105,14 @@ class RayWorkers:
             self._ray.kill(worker)
 
     def _hand_out(self, plan: ShardPlan, stores: Mapping[Split, StateWriter], limit: int) -> None:
-        for number in sorted(self._free):
-            if shard := plan.next(number):
-                self._free.remove(number)
-                work = self._workers[number].fill.remote(stores[shard[0]].where, *shard, limit)
-                self._busy[work.future()] = (number, shard)
+        at_work = Counter(number for number, _ in self._busy.values())
+        # By rounds, so that none has a second shard while another has none.
+        for place in range(SHARDS_AT_ONCE):
+            for number in sorted(self._ready):
+                if at_work[number] <= place and (shard := plan.next(number)):
+                    at_work[number] += 1
+                    work = self._workers[number].fill.remote(stores[shard[0]].where, *shard, limit)
+                    self._busy[work.future()] = (number, shard)
 
     def _collect(self, plan: ShardPlan) -> list[Shard]:
         """Wait for the next workers to finish what they do; the shards that are finished."""
@@ -118,32 +126,38 @@ class RayWorkers:
         # Ray's own wait would swallow the exception by which SIGTERM ends a stage.
         for future in wait(self._busy, return_when=FIRST_COMPLETED).done:
             number, shard = self._busy.pop(future)
-            result = self._result(future, number)
-            if isinstance(result, WorkerFacts):
-                self._welcome(number, result)
-            if number in self._workers:
-                self._free.add(number)
-                finished += [shard] if shard else []
+            if not self._succeeded(future, number, shard):
+                if shard:
+                    plan.give_back(number, shard)
             elif shard:
-                plan.give_back(number, shard)
+                finished.append(shard)
+            else:
+                self._welcome(number, future.result())
         return finished
 
-    def _result(self, future: Future[Any], number: int) -> Any:
-        """What a worker answered; a dead one answers nothing, and is struck off."""
+    def _succeeded(self, future: Future[Any], number: int, shard: Shard | None) -> bool:
+        """Whether a worker did what it was to do; one that died did not, and is struck off."""
         exceptions = self._ray.exceptions
         died = (exceptions.RayActorError, exceptions.NodeDiedError, exceptions.OutOfMemoryError)
         try:
-            return future.result()
+            future.result()
         except exceptions.RayTaskError as error:
+            what = f"shard {shard[1]} of {shard[0]}" if shard else "its target"
+            log.error("Ray worker %d failed at %s", number, what)
             # The worker's own exception, such as a StoreError, with Ray's trace behind it.
             raise error.cause from error
         except died as error:
-            log.warning("Ray worker %d died, others take over: %s", number, _first_line(error))
-            # One that only cannot be reached may live: two must not write one shard.
-            self._ray.kill(self._workers.pop(number))
-            return None
+            # Of a dead worker's two shards the second says nothing new.
+            if worker := self._workers.pop(number, None):
+                log.warning("Ray worker %d died, others take over: %s", number, _first_line(error))
+                self._ready.discard(number)
+                # One that only cannot be reached may live: two must not write one shard.
+                self._ray.kill(worker)
+            return False
+        return True
 
     def _welcome(self, number: int, facts: WorkerFacts) -> None:
+        self._ready.add(number)
         log.info(
             "Ray worker %d: process %d on %s, %s", number, facts.process, facts.host, facts.engine
         )

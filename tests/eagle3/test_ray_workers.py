@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -17,8 +19,9 @@ import pytest
 import torch
 from listeners import Listener
 from poisoned import poison
-from s3_server import TestBucket, s3_server
+from s3_server import Requests, TestBucket, s3_server
 from tiny_corpus import save_corpus
+from watched import PATIENCE
 
 from eagle3.artifacts import SPLITS, Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import ExtractParams, TargetParams
@@ -99,6 +102,54 @@ class Killer(Listener):
             self.killed.add(process)
             if not self.all_of_them:
                 return
+
+
+class KillerAtBoth(Requests):
+    """Kills the worker that puts the first shard of all, when it makes its next one meanwhile.
+
+    The put is answered only then, so the shard can have no marker. Nor is a put of the other
+    worker, which would else come to make the next one itself.
+    """
+
+    log: pytest.LogCaptureFixture
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shard = -1
+        self.made_the_next_meanwhile = False
+        self._first, self._killed = threading.Lock(), threading.Event()
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        # Not by logging's way, with a lock: one request is held, the others go on.
+        self.emit(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        put = re.search(r"PUT /states/killed/train\S*/aux/c\.(\d+)", record.getMessage())
+        if put and self._first.acquire(blocking=False):
+            self.shard = int(put[1])
+            self._kill()
+        elif put:
+            self._killed.wait(2 * PATIENCE)
+
+    def asked(self, method: str, file: str) -> int:
+        return sum(
+            line.startswith(f"{method} killed/train") and line.endswith(f"/{file}")
+            for line in self.seen
+        )
+
+    def _kill(self) -> None:
+        # Whoever makes a shard first removes what may be left of it.
+        made, end = f"shards/{self.shard + 1:05d}.json", time.monotonic() + PATIENCE
+        while not self.asked("DELETE", made) and time.monotonic() < end:
+            time.sleep(0.01)
+        self.made_the_next_meanwhile = time.monotonic() < end
+        # Each worker begins with the first of its half of the shards.
+        owner = 0 if self.shard == 0 else 1
+        [process] = re.findall(rf"Ray worker {owner}: process (\d+) on", self.log.text)
+        os.kill(int(process), signal.SIGKILL)
+        self._killed.set()
 
 
 @pytest.fixture(scope="module")
@@ -271,6 +322,34 @@ def test_workers_put_their_shards_into_a_bucket_themselves(
         assert bucket.content(f"ray/{store}") == files_of(Path("alone") / f"{split}.zarr")
 
 
+@needs_ray
+def test_a_worker_killed_while_it_writes_a_shard_and_makes_the_next_loses_both_to_the_other(
+    cluster: str,
+    bucket: TestBucket,
+    job: WorkerJob,
+    corpus: Corpus,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "eagle3")
+    there = PARAMS.model_copy(update={"store": "s3://states/killed"})
+    listener = Listener()
+    with KillerAtBoth.listening() as requests:
+        requests.log = caplog
+        shared = extract_on_ray(job, corpus, cluster, Path("shared"), listener, params=there)
+
+    assert requests.made_the_next_meanwhile, "the target waits for the writer"
+    assert caplog.text.count("died, others take over") == 1
+    lost, next_one = requests.shard, requests.shard + 1
+    assert requests.asked("PUT", f"aux/c.{lost}.0.0.0") == 2
+    for shard in (lost, next_one):
+        assert requests.asked("PUT", f"shards/{shard:05d}.json") == 1
+    assert listener.steps[-1] == (TOKENS, TOKENS)
+    assert shared == extract_here(job, corpus, Path("alone"))
+    for split in SPLITS:
+        [store] = {name.partition("/")[0] for name in bucket.content("killed") if split in name}
+        assert bucket.content(f"killed/{store}") == files_of(Path("alone") / f"{split}.zarr")
+
+
 def test_a_node_without_the_credentials_of_the_bucket_is_named(
     bucket: TestBucket, job: WorkerJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,13 +380,14 @@ def test_when_all_workers_die_the_next_run_goes_on_even_without_ray(
 
 
 @needs_ray
-def test_what_a_worker_refuses_is_said_as_by_one_process(
-    cluster: str, job: WorkerJob, corpus: Corpus
+def test_what_a_worker_refuses_is_said_as_by_one_process_and_the_shard_is_named(
+    cluster: str, job: WorkerJob, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
     poison(job.target, token=int(load_rows(Corpus.home / "eval.zarr").tokens_N[10]))
 
     with pytest.raises(StoreError, match=r"1 row of train .*: row row\d .*; set target.dtype"):
         extract_on_ray(job, corpus, cluster, Path("states"), Listener(), count=1)
+    assert re.search(r"Ray worker 0 failed at shard \d+ of train", caplog.text)
 
 
 @needs_ray
