@@ -1,13 +1,14 @@
 """Filling the shards of a store with the target's states: which rows in one call, and which shard.
 
-A shard is packed and written while the target makes the next one: a GPU need not wait for it.
+The target is not kept waiting: what a call gave is put into its shards during the next call, and a
+shard is packed and written during the next one.
 
 Shapes: n tokens of one shard, T tokens of one row, H target width.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -143,15 +144,28 @@ def made_shards(
     """
     rows, header = writer.rows, writer.header
     filling: dict[int, Filling] = {}
-    for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
-        if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
-            continue
-        tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
-        started = time.monotonic()
-        found = engine.states(tokens)
-        progress.called(sum(map(len, tokens)), time.monotonic() - started)
-        for row, states in zip(call, found, strict=True):
-            yield from _put_row(filling, writer, missing, row, states)
+
+    def put(call: list[int], found: Sequence[RowStates]) -> list[tuple[int, Filling]]:
+        pairs = zip(call, found, strict=True)
+        return [full for row in pairs for full in _put_row(filling, writer, missing, *row)]
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="put-states") as pool:
+        full: Future[list[tuple[int, Filling]]] | None = None
+        for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
+            if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
+                continue
+            tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
+            started = time.monotonic()
+            try:
+                found = engine.states(tokens)
+                progress.called(sum(map(len, tokens)), time.monotonic() - started)
+            finally:
+                # Also if the target failed or was stopped: what is full can be written.
+                if full:
+                    yield from full.result()
+            full = pool.submit(put, call, found)
+        if full:
+            yield from full.result()
     assert not filling
 
 
