@@ -106,7 +106,8 @@ class RayWorkers:
 
     def _hand_out(self, plan: ShardPlan, stores: Mapping[Split, StateWriter], limit: int) -> None:
         at_work = Counter(number for number, _ in self._busy.values())
-        # By rounds, so that none has a second shard while another has none.
+        # By rounds, so that none has a second shard while another has none. Of two that are sent
+        # together Ray may start either first, which costs a row across them a second run.
         for place in range(SHARDS_AT_ONCE):
             for number in sorted(self._ready):
                 if at_work[number] <= place and (shard := plan.next(number)):
@@ -142,7 +143,7 @@ class RayWorkers:
         try:
             future.result()
         except exceptions.RayTaskError as error:
-            what = f"shard {shard[1]} of {shard[0]}" if shard else "its target"
+            what = f"shard {shard[1]} of {shard[0]}" if shard else "the start"
             log.error("Ray worker %d failed at %s", number, what)
             # The worker's own exception, such as a StoreError, with Ray's trace behind it.
             raise error.cause from error

@@ -56,6 +56,7 @@ LENGTHS: dict[Split, list[int]] = {
     "eval": [7, 14, 4],
 }
 TOKENS = 224 + 21 + 25
+SHARDS = 14 + 2 + 2
 
 # A cluster of its own process: the tests reach it by its address, as one that others started.
 CLUSTER = """
@@ -105,18 +106,18 @@ class Killer(Listener):
 
 
 class KillerAtBoth(Requests):
-    """Kills the worker that puts the first shard of all, when it makes its next one meanwhile.
+    """Kills the worker that puts the first shard of all, when it makes its other one meanwhile.
 
     The put is answered only then, so the shard can have no marker. Nor is a put of the other
-    worker, which would else come to make the next one itself.
+    worker, which would else come to make that one itself.
     """
 
     log: pytest.LogCaptureFixture
 
     def __init__(self) -> None:
         super().__init__()
-        self.shard = -1
-        self.made_the_next_meanwhile = False
+        self.written, self.made = -1, -1
+        self.made_meanwhile = False
         self._first, self._killed = threading.Lock(), threading.Event()
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -128,8 +129,7 @@ class KillerAtBoth(Requests):
         super().emit(record)
         put = re.search(r"PUT /states/killed/train\S*/aux/c\.(\d+)", record.getMessage())
         if put and self._first.acquire(blocking=False):
-            self.shard = int(put[1])
-            self._kill()
+            self._kill(int(put[1]))
         elif put:
             self._killed.wait(2 * PATIENCE)
 
@@ -139,14 +139,15 @@ class KillerAtBoth(Requests):
             for line in self.seen
         )
 
-    def _kill(self) -> None:
+    def _kill(self, shard: int) -> None:
+        # Each worker gets the first two of its half of the shards, of which Ray may start either.
+        owner, first = (0, 0) if shard < SHARDS // 2 else (1, SHARDS // 2)
+        self.written, self.made = shard, 2 * first + 1 - shard
         # Whoever makes a shard first removes what may be left of it.
-        made, end = f"shards/{self.shard + 1:05d}.json", time.monotonic() + PATIENCE
-        while not self.asked("DELETE", made) and time.monotonic() < end:
+        marker, end = f"shards/{self.made:05d}.json", time.monotonic() + PATIENCE
+        while not self.asked("DELETE", marker) and time.monotonic() < end:
             time.sleep(0.01)
-        self.made_the_next_meanwhile = time.monotonic() < end
-        # Each worker begins with the first of its half of the shards.
-        owner = 0 if self.shard == 0 else 1
+        self.made_meanwhile = time.monotonic() < end
         [process] = re.findall(rf"Ray worker {owner}: process (\d+) on", self.log.text)
         os.kill(int(process), signal.SIGKILL)
         self._killed.set()
@@ -323,7 +324,7 @@ def test_workers_put_their_shards_into_a_bucket_themselves(
 
 
 @needs_ray
-def test_a_worker_killed_while_it_writes_a_shard_and_makes_the_next_loses_both_to_the_other(
+def test_a_worker_killed_while_it_writes_a_shard_and_makes_another_loses_both_to_the_rest(
     cluster: str,
     bucket: TestBucket,
     job: WorkerJob,
@@ -337,11 +338,10 @@ def test_a_worker_killed_while_it_writes_a_shard_and_makes_the_next_loses_both_t
         requests.log = caplog
         shared = extract_on_ray(job, corpus, cluster, Path("shared"), listener, params=there)
 
-    assert requests.made_the_next_meanwhile, "the target waits for the writer"
+    assert requests.made_meanwhile, "the target waits for the writer"
     assert caplog.text.count("died, others take over") == 1
-    lost, next_one = requests.shard, requests.shard + 1
-    assert requests.asked("PUT", f"aux/c.{lost}.0.0.0") == 2
-    for shard in (lost, next_one):
+    assert requests.asked("PUT", f"aux/c.{requests.written}.0.0.0") == 2
+    for shard in (requests.written, requests.made):
         assert requests.asked("PUT", f"shards/{shard:05d}.json") == 1
     assert listener.steps[-1] == (TOKENS, TOKENS)
     assert shared == extract_here(job, corpus, Path("alone"))
