@@ -148,7 +148,7 @@ def main() -> None:
         ],
     }
     by = f", {args.workers} workers on Ray" if args.workers else ""
-    keep("extract_overlap", f"smollm2's states{by}", facts)
+    keep("extract_overlap", f"states of width {store.header.hidden_size}{by}", facts)
 
 
 if __name__ == "__main__":
