@@ -34,7 +34,7 @@ NUMBERS_AT_ONCE = 2**27
 TURNED_AT_ONCE = 10 * 2**30
 """Bytes of turned gradients. Few products: each adds a whole head of float32 to memory traffic."""
 ROWS_TOGETHER = 128
-"""Turned rows start at multiples of it: of 16 the product demands, and takes 1.7 times as long."""
+"""Turned rows start at multiples of it; of 16 would do, and the product take 1.7 times as long."""
 
 
 def require_float8_cores(device: torch.device) -> None:
