@@ -1,9 +1,10 @@
 """Hidden states of the train split, made while training reads them (`extract.keep: false`).
 
 The target runs in a thread beside the trainer and fills shards of whole rows in the order in which
-the first epoch reads them. A row is read when its shards are sealed; a shard is deleted when the
-last row that needs it has been read. Which rows a step reads never depends on time, and the states
-of a row on nothing but the row, so training is the same as over stored states, bit for bit.
+the first epoch reads them; another thread writes each while the next is filled. A row is read when
+its shards are sealed; a shard is deleted when the last row that needs it has been read. Which rows
+a step reads never depends on time, and the states of a row on nothing but the row, so training is
+the same as over stored states, bit for bit.
 
 Shapes: n tokens of one row, H target width.
 """
@@ -23,7 +24,7 @@ from torch import Tensor
 from eagle3.config import TrainParams
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
 from eagle3.errors import DiskFullError, StoreError
-from eagle3.fill import TokenProgress, fill_shards
+from eagle3.fill import Filling, TokenProgress, made_shards
 from eagle3.progress import Reporter
 from eagle3.refusals import Refusals
 from eagle3.store.layout import Header
@@ -95,6 +96,8 @@ class StateStream:
         self._needs = ShardNeeds(())
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="make-states")
         self._making: Future[None] = Future()
+        self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="write-states")
+        self._writing: Future[None] | None = None
         self._changed = Condition()
         # Replaced as a whole, before a shard with another one counts as sealed.
         self.refused = self._refusals.of("train")
@@ -156,11 +159,12 @@ class StateStream:
         return states
 
     def close(self) -> None:
-        """End the thread, at the latest when the target has done what it is at."""
+        """End the threads, at the latest when target and disk have done what they are at."""
         with self._changed:
             self._stopped = True
         self._tell()
         self._pool.shutdown()
+        self._disk.shutdown()
 
     def _make(self) -> None:
         """Make every shard that is needed and not there, in the order of first need."""
@@ -170,12 +174,29 @@ class StateStream:
         engine = _WatchfulEngine(self._how.engine, self._require_wanted)
         for shard in wanted:
             self._wait_for_turn(shard)
-            with room_for("hidden states", self._path.parent):
-                fill_shards(self._writer, engine, "train", progress, self._refusals, {shard})
-            self._refuse({shard})
-            with self._changed:
-                self._sealed.add(shard)
-            self._tell()
+            [(_, filled)] = made_shards(self._writer, engine, progress, {shard})
+            # One at a time: the shard that is written and this one are all that is in memory.
+            self._require_written(wait=True)
+            work = copy_context().run
+            self._writing = self._disk.submit(work, self._write, shard, filled, progress)
+            self._writing.add_done_callback(lambda _: self._tell())
+        self._require_written(wait=True)
+
+    def _write(self, shard: int, filled: Filling, progress: TokenProgress) -> None:
+        """Write a shard, and let training read it."""
+        self._refusals.add("train", filled.refused)
+        with room_for("hidden states", self._path.parent):
+            self._writer.write(shard, filled.aux_n3H, filled.last_nH, filled.refused)
+        self._refuse({shard})
+        with self._changed:
+            self._sealed.add(shard)
+        self._tell()
+        progress.add(len(filled.last_nH))
+
+    def _require_written(self, wait: bool) -> None:
+        """What went wrong when the last shard was written is raised here."""
+        if self._writing and (wait or self._writing.done()):
+            self._writing.result()
 
     def _refuse(self, shards: Set[int]) -> None:
         """Know the rows that finished shards name as refused."""
@@ -201,6 +222,8 @@ class StateStream:
         with self._changed:
             while turn > self._asked + self._how.ahead_shards:
                 self._require_wanted()
+                # Training may wait for the very shard whose writing failed.
+                self._require_written(wait=False)
                 self._changed.wait()
 
     def _require_wanted(self) -> None:

@@ -1,14 +1,17 @@
 """Training over states that are made while it reads them: the stored run's result, in less room."""
 
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +26,7 @@ from eagle3.errors import ArtifactError, DiskFullError, StoreError
 from eagle3.extract import extract_hidden_states
 from eagle3.progress import ConsoleReporter
 from eagle3.store.rows import load_rows
+from eagle3.store.writer import StateWriter
 
 SIZE = 128
 STEPS = {"less than an epoch": 5, "three epochs": 24}
@@ -263,6 +267,58 @@ def test_a_fault_of_the_target_ends_training_with_its_own_words(project: Project
     with pytest.raises(StoreError, match=r"of train .* not finite, .*: row .*; set target.dtype"):
         train(inputs, params, engine=Poisoned(inputs, params))
     assert list(Path(".work").glob("train-*/training/state.safetensors"))
+
+
+def test_the_target_goes_on_while_a_shard_is_written(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = options(project.params, False, STEPS["less than an epoch"])
+    inputs, asked = Inputs.load(SIZE), [threading.Event() for _ in range(2)]
+
+    class Asked(WatchingEngine):
+        def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
+            if shard_under_way:
+                asked[1].set()
+            return super().states(rows)
+
+    class Waiting(StateWriter):
+        def write(self, shard: int, *given: Any) -> None:
+            if not asked[0].is_set():
+                asked[0].set()
+                shard_under_way.append(shard)
+                assert asked[1].wait(60), "the target waits for the disk"
+            super().write(shard, *given)
+
+    shard_under_way: list[int] = []
+    monkeypatch.setattr("eagle3.stream.StateWriter", Waiting)
+    train(inputs, params, engine=Asked(inputs, params))
+
+    assert trained() == project.stored["less than an epoch"]
+
+
+@pytest.mark.parametrize("full_at", [0, 3, 7])
+def test_a_disk_that_gets_full_ends_training_which_goes_on_where_there_is_room(
+    project: Project, full_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = options(project.params, False, STEPS["less than an epoch"])
+    inputs, written = Inputs.load(SIZE), []
+
+    class Full(StateWriter):
+        def write(self, shard: int, *given: Any) -> None:
+            written.append(shard)
+            if len(written) > full_at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().write(shard, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("eagle3.stream.StateWriter", Full)
+        # Training waits for that very shard, the target for training: neither may do so for ever.
+        with pytest.raises(DiskFullError, match="hidden states"):
+            train(inputs, params, engine=WatchingEngine(inputs, params))
+    assert len(written) == full_at + 1
+    train(inputs, params, engine=WatchingEngine(inputs, params))
+
+    assert trained() == project.stored["less than an epoch"]
 
 
 def test_states_of_another_engine_than_extracted_the_others_are_refused(project: Project) -> None:
