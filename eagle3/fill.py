@@ -1,15 +1,16 @@
 """Filling the shards of a store with the target's states: which rows in one call, and which shard.
 
-The target is not kept waiting: what a call gave is put into its shards during the next call, and a
-shard is packed and written during the next one.
+The target is not kept waiting: while it makes the states of a call, those of the call before are
+put into their shards, and a shard that is full is packed and written.
 
 Shapes: n tokens of one shard, T tokens of one row, H target width.
 """
 
 import logging
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,50 +123,65 @@ def fill_shards(
     refusals: Refusals,
     missing: Set[int],
 ) -> None:
-    """Make the shards `missing` and write them; see `made_shards`.
+    """Make the shards `missing` and write them; see `make_shards`.
 
     Raises:
         StoreError: more rows have a state that is no number than `refusals` allows; the shard that
             has one too many is not written.
     """
     with WriteBehind(writer, progress) as behind:
-        for shard, filled in made_shards(writer, engine, progress, missing):
+
+        def take(shard: int, filled: Filling) -> None:
             refusals.add(split, filled.refused)
             behind.write(shard, filled)
 
+        make_shards(writer, engine, progress, missing, take)
 
-def made_shards(
-    writer: StateWriter, engine: StatesEngine, progress: TokenProgress, missing: Set[int]
-) -> Iterator[tuple[int, Filling]]:
-    """Make the shards `missing`, each row by one forward pass; whoever takes them writes them.
+
+def make_shards(
+    writer: StateWriter,
+    engine: StatesEngine,
+    progress: TokenProgress,
+    missing: Set[int],
+    take: Callable[[int, Filling], None],
+) -> None:
+    """Make the shards `missing`, each row by one forward pass, and hand them over to be written.
 
     A row that lies across two shards fills the end of one and the start of the next; if only one
     of them is missing, the row is run again for that one. A row is refused as a whole: by both.
+
+    Args:
+        writer: of the store.
+        engine: the target.
+        progress: told how fast the target is.
+        missing: shards.
+        take: called with each shard when it is full, in a thread of its own, one after the other.
+            An error of it comes with the next call of the target, or at the end.
     """
     rows, header = writer.rows, writer.header
     filling: dict[int, Filling] = {}
 
-    def put(call: list[int], found: Sequence[RowStates]) -> list[tuple[int, Filling]]:
-        pairs = zip(call, found, strict=True)
-        return [full for row in pairs for full in _put_row(filling, writer, missing, *row)]
+    def put(call: list[int], found: Sequence[RowStates]) -> None:
+        for row, states in zip(call, found, strict=True):
+            for shard, filled in _put_row(filling, writer, missing, row, states):
+                take(shard, filled)
 
+    # What is put when the target fails or is stopped is put to its end.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="put-states") as pool:
-        full: Future[list[tuple[int, Filling]]] | None = None
+        under_way: Future[None] | None = None
         for call in calls(rows, header.shard_tokens, _rows_of(rows, header, missing)):
             if not missing & {shard for row in call for shard in _shards(rows, row, header)}:
                 continue
             tokens = [rows.tokens_N[rows.span(row)].tolist() for row in call]
             started = time.monotonic()
-            try:
-                found = engine.states(tokens)
-                progress.called(sum(map(len, tokens)), time.monotonic() - started)
-            finally:
-                # Also if the target failed or was stopped: what is full can be written.
-                if full:
-                    yield from full.result()
-            full = pool.submit(put, call, found)
-        if full:
-            yield from full.result()
+            found = engine.states(tokens)
+            progress.called(sum(map(len, tokens)), time.monotonic() - started)
+            if under_way:
+                under_way.result()
+            # In a copy of the context, where Prefect's loggers find the run that they belong to.
+            under_way = pool.submit(copy_context().run, put, call, found)
+        if under_way:
+            under_way.result()
     assert not filling
 
 

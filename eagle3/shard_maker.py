@@ -10,7 +10,7 @@ import torch
 
 from eagle3.artifacts import Split
 from eagle3.engines.base import StatesEngine
-from eagle3.fill import Filling, TokenProgress, made_shards
+from eagle3.fill import Filling, TokenProgress, make_shards
 from eagle3.progress import SilentReporter
 from eagle3.refusals import Refusals
 from eagle3.store.writer import StateWriter
@@ -44,6 +44,8 @@ class ShardMaker:
     def _make(self, writer: StateWriter, split: Split, shard: int, limit: int) -> Filling:
         writer.clear(shard)
         silent = TokenProgress(SilentReporter(), 0)
-        [(_, filled)] = made_shards(writer, self._engine, silent, {shard})
+        made: dict[int, Filling] = {}
+        make_shards(writer, self._engine, silent, {shard}, made.__setitem__)
+        filled = made[shard]
         Refusals(limit).add(split, filled.refused)
         return filled

@@ -24,7 +24,7 @@ from torch import Tensor
 from eagle3.config import TrainParams
 from eagle3.engines.base import RowStates, Sampling, TargetEngine
 from eagle3.errors import DiskFullError, StoreError
-from eagle3.fill import Filling, TokenProgress, made_shards
+from eagle3.fill import Filling, TokenProgress, make_shards
 from eagle3.progress import Reporter
 from eagle3.refusals import Refusals
 from eagle3.store.layout import Header
@@ -174,11 +174,12 @@ class StateStream:
         engine = _WatchfulEngine(self._how.engine, self._require_wanted)
         for shard in wanted:
             self._wait_for_turn(shard)
-            [(_, filled)] = made_shards(self._writer, engine, progress, {shard})
+            made: dict[int, Filling] = {}
+            make_shards(self._writer, engine, progress, {shard}, made.__setitem__)
             # One at a time: the shard that is written and this one are all that is in memory.
             self._require_written(wait=True)
             work = copy_context().run
-            self._writing = self._disk.submit(work, self._write, shard, filled, progress)
+            self._writing = self._disk.submit(work, self._write, shard, made[shard], progress)
             self._writing.add_done_callback(lambda _: self._tell())
         self._require_written(wait=True)
 

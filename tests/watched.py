@@ -11,8 +11,6 @@ from eagle3.store.writer import StateWriter
 
 # Rows of 5 and 9 tokens, then one of 6 that lies across its end at 16.
 CALLS_OF_SHARD_0 = 2
-CALLS_BEFORE_IT_IS_WRITTEN = CALLS_OF_SHARD_0 + 1
-"""During the last of them the one before is put into the shard."""
 PATIENCE = 60.0
 """Seconds after which something that should have come is called missing."""
 
