@@ -6,8 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from ipaddress import ip_address
@@ -17,11 +15,11 @@ from typing import TypeVar
 import psutil
 import pytest
 import torch
+from killers import Killer, KillerAtBoth
 from listeners import Listener
 from poisoned import poison
-from s3_server import Requests, TestBucket, s3_server
+from s3_server import TestBucket, s3_server
 from tiny_corpus import save_corpus
-from watched import PATIENCE
 
 from eagle3.artifacts import SPLITS, Corpus, HiddenStates, Split, TargetModel
 from eagle3.config import ExtractParams, TargetParams
@@ -83,74 +81,6 @@ Result = TypeVar("Result")
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="pip install 'eagle3[ray]' runs this test"
 )
-
-
-class Killer(Listener):
-    """Kills workers, by the process ids that the log has, once there are shards of theirs."""
-
-    def __init__(self, log: pytest.LogCaptureFixture, all_of_them: bool) -> None:
-        super().__init__()
-        self.log, self.all_of_them = log, all_of_them
-        self.killed: set[int] = set()
-
-    def progress(self, label: str, done: int, total: int, unit: str) -> None:
-        super().progress(label, done, total, unit)
-        if done < 40 or (self.killed and not self.all_of_them):
-            return
-        started = re.findall(r"Ray worker \d: process (\d+) on", self.log.text)
-        for process in set(map(int, started)) - self.killed:
-            os.kill(process, signal.SIGKILL)
-            self.killed.add(process)
-            if not self.all_of_them:
-                return
-
-
-class KillerAtBoth(Requests):
-    """Kills the worker that puts the first shard of all, when it makes its other one meanwhile.
-
-    The put is answered only then, so the shard can have no marker. Nor is a put of the other
-    worker, which would else come to make that one itself.
-    """
-
-    log: pytest.LogCaptureFixture
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written, self.made = -1, -1
-        self.made_meanwhile = False
-        self._first, self._killed = threading.Lock(), threading.Event()
-
-    def handle(self, record: logging.LogRecord) -> bool:
-        # Not by logging's way, with a lock: one request is held, the others go on.
-        self.emit(record)
-        return True
-
-    def emit(self, record: logging.LogRecord) -> None:
-        super().emit(record)
-        put = re.search(r"PUT /states/killed/train\S*/aux/c\.(\d+)", record.getMessage())
-        if put and self._first.acquire(blocking=False):
-            self._kill(int(put[1]))
-        elif put:
-            self._killed.wait(2 * PATIENCE)
-
-    def asked(self, method: str, file: str) -> int:
-        return sum(
-            line.startswith(f"{method} killed/train") and line.endswith(f"/{file}")
-            for line in self.seen
-        )
-
-    def _kill(self, shard: int) -> None:
-        # Each worker gets the first two of its half of the shards, of which Ray may start either.
-        owner, first = (0, 0) if shard < SHARDS // 2 else (1, SHARDS // 2)
-        self.written, self.made = shard, 2 * first + 1 - shard
-        # Whoever makes a shard first removes what may be left of it.
-        marker, end = f"shards/{self.made:05d}.json", time.monotonic() + PATIENCE
-        while not self.asked("DELETE", marker) and time.monotonic() < end:
-            time.sleep(0.01)
-        self.made_meanwhile = time.monotonic() < end
-        [process] = re.findall(rf"Ray worker {owner}: process (\d+) on", self.log.text)
-        os.kill(int(process), signal.SIGKILL)
-        self._killed.set()
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +265,7 @@ def test_a_worker_killed_while_it_writes_a_shard_and_makes_another_loses_both_to
     there = PARAMS.model_copy(update={"store": "s3://states/killed"})
     listener = Listener()
     with KillerAtBoth.listening() as requests:
-        requests.log = caplog
+        requests.log, requests.shards = caplog, SHARDS
         shared = extract_on_ray(job, corpus, cluster, Path("shared"), listener, params=there)
 
     assert requests.made_meanwhile, "the target waits for the writer"

@@ -17,10 +17,11 @@ import pytest
 import torch
 from listeners import StopAt
 from tiny_pipeline import Inputs, make_inputs, train
+from watching import WatchingEngine, shards_on_disk
 
 from eagle3.artifacts import Drafter, HiddenStates
 from eagle3.config import Params
-from eagle3.engines.base import RowStates, Sampling
+from eagle3.engines.base import RowStates
 from eagle3.engines.transformers import TransformersEngine
 from eagle3.errors import ArtifactError, DiskFullError, StoreError
 from eagle3.extract import extract_hidden_states
@@ -101,30 +102,6 @@ def project(
         made["project"] = Project(tmp_path_factory.mktemp("stream"), tiny_params)
     monkeypatch.chdir(shutil.copytree(made["project"].folder, tmp_path / "project"))
     return made["project"]
-
-
-class WatchingEngine:
-    """The real engine, which counts its rows and the shards on disk whenever it is called."""
-
-    def __init__(self, inputs: Inputs, params: Params) -> None:
-        self.engine = TransformersEngine(inputs.target, params.target)
-        self.name = self.engine.name
-        self.rows: list[tuple[int, ...]] = []
-        self.most = 0
-        self.seen: set[str] = set()
-
-    def generate(self, prompts: Sequence[Sequence[int]], sampling: Sampling) -> list[list[int]]:
-        raise AssertionError("training generates nothing")
-
-    def states(self, rows: Sequence[Sequence[int]]) -> list[RowStates]:
-        self.most = max(self.most, len(shards_on_disk()) + 1)
-        self.seen.update(shards_on_disk())
-        self.rows += [tuple(row) for row in rows]
-        return self.engine.states(rows)
-
-
-def shards_on_disk() -> list[str]:
-    return sorted(path.name for path in Path(".work").glob("train-*/train.zarr/shards/*.json"))
 
 
 @pytest.mark.parametrize("steps", STEPS)
